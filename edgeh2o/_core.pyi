@@ -575,6 +575,17 @@ class Sequence(_Prompt):
     def estimate_bytes(
         config: DecoderConfig, policy: SparsePolicy, **sizes: Any
     ) -> dict[str, int]: ...
+    @staticmethod
+    def check_eviction(
+        config: DecoderConfig,
+        policy: SparsePolicy,
+        *,
+        max_context: int,
+        batch_size: int,
+        chunk_size: int,
+        cache_type: str = "f16",
+    ) -> None:
+        """ValueError where ``allow_eviction`` of such a sequence would raise it."""
 
 def device_count() -> int:
     """GPUs of the driver. ResourceError, with the reason, where there is none."""

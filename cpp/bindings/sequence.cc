@@ -287,6 +287,15 @@ void bind_sequence(py::module_& module) {
           py::arg("chunk_size"), py::arg("cache_type") = "f16", py::arg("precision") = "f32",
           py::arg("all_rows") = false, py::arg("checked_rows") = 0,
           py::arg("error_limit") = std::numeric_limits<double>::infinity(), py::arg("threads") = py::none());
+  c.def_static(
+      "check_eviction",
+      [](const DecoderConfig& config, const PolicyPtr& policy, size_t max_context, size_t batch_size,
+         size_t chunk_size, const std::string& cache_type) {
+        check_eviction(config, *policy,
+                       make_shape(max_context, batch_size, chunk_size, cache_type, "f32", false, {}));
+      },
+      py::arg("config"), py::arg("policy"), py::kw_only(), py::arg("max_context"), py::arg("batch_size"),
+      py::arg("chunk_size"), py::arg("cache_type") = "f16");
   bind_prompt_methods<DecoderSequence>(c);
 }
 

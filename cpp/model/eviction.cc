@@ -5,12 +5,25 @@
 
 namespace edgeh2o {
 
-void allow_eviction(const DecoderConfig& config, Sequence& sequence, bool is_allowed) {
+namespace {
+
+void check_keys(const DecoderConfig& config) {
   for (const LayerSpec& layer : config.layers) {
-    EH2O_CHECK(!is_allowed || !layer.qk_norm_after_rope || !layer.attends(),
+    EH2O_CHECK(!layer.qk_norm_after_rope || !layer.attends(),
                "this model normalises its keys after their rotation, so that they cannot be moved to other "
                "positions; use --context-full shift");
   }
+}
+
+}  // namespace
+
+void check_eviction(const DecoderConfig& config, const SparsePolicy& policy, const SequenceShape& shape) {
+  check_keys(config);
+  Sequence::check_eviction(config.keeps(), policy, shape);
+}
+
+void allow_eviction(const DecoderConfig& config, Sequence& sequence, bool is_allowed) {
+  if (is_allowed) check_keys(config);
   sequence.allow_eviction(is_allowed);
 }
 

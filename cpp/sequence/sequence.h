@@ -193,6 +193,9 @@ class Sequence {
   // token, lest guesses that were wrong count. The scratch grows. Throws std::invalid_argument for a policy
   // that acts in decode, and for keys of a type that cannot be rotated again and again.
   void allow_eviction(bool is_allowed);
+  // Throws what that would for a sequence of this policy and shape.
+  static void check_eviction(const std::vector<LayerKeeps>& layers, const SparsePolicy& policy,
+                             const SequenceShape& shape);
   // The last rows q of a prefill call, whose keys are in the cache, in a layer without a window.
   void observe(size_t layer, MatView<const float> q, uint8_t* scratch, size_t n_threads);
   bool observes(size_t layer) const { return layers_[layer].received != nullptr; }
@@ -319,7 +322,6 @@ class Sequence {
   void let_decode_read_all(Layer& layer, size_t set, bool reads_all) const {
     if (plans_[0].needs.ends_by_scores) layer.prompt.read_all(set, reads_all);
   }
-  void check_eviction() const;
   size_t owner_of(size_t layer) const;
   std::vector<int32_t> choose_dropped(size_t layer, size_t n_dropped, std::vector<float>* scores);
   void move_rows(size_t layer, const std::vector<int32_t>& dropped, size_t n_dropped,

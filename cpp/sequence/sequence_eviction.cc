@@ -24,12 +24,26 @@ void for_each_kept(const int32_t* dropped, size_t n_dropped, size_t n, const F& 
   }
 }
 
+void check_rule(const SparsePolicy& policy, bool ends_prompts, bool is_indexed,
+                const CacheTypes& cache_types) {
+  EH2O_CHECK(!is_indexed,
+             "what this model reads its own indexer chooses, so that nothing says what can go; use "
+             "--context-full shift");
+  EH2O_CHECK(!ends_prompts && !policy.chooses_in_decode(), "this policy (", policy.describe(),
+             ") says what generated tokens read, which an eviction would change; use --context-full shift, "
+             "--attention dense, or --decode-attention dense where the attention has it");
+  EH2O_CHECK(
+      cache_types.k != CacheType::kQ8_0,
+      "keys of cache type q8_0 would be rounded anew at every eviction; use --cache-type f16, f16/q8_0 "
+      "or --context-full shift");
+}
+
 }  // namespace
 
 void Sequence::allow_eviction(bool is_allowed) {
   if (shape_.evicts == is_allowed) return;
   check_whole();
-  if (is_allowed) check_eviction();
+  if (is_allowed) check_rule(*policy_, ends_prompts(), is_indexed(), shape_.cache_types);
   shape_.evicts = is_allowed;
   std::vector<AttentionPlan> plans;
   for (const AttentionPlan& plan : plans_) {
@@ -54,17 +68,12 @@ size_t Sequence::owner_of(size_t layer) const {
   return i;
 }
 
-void Sequence::check_eviction() const {
-  EH2O_CHECK(!is_indexed(),
-             "what this model reads its own indexer chooses, so that nothing says what can go; use "
-             "--context-full shift");
-  EH2O_CHECK(!ends_prompts() && !policy_->chooses_in_decode(), "this policy (", policy_->describe(),
-             ") says what generated tokens read, which an eviction would change; use --context-full shift, "
-             "--attention dense, or --decode-attention dense where the attention has it");
-  EH2O_CHECK(
-      shape_.cache_types.k != CacheType::kQ8_0,
-      "keys of cache type q8_0 would be rounded anew at every eviction; use --cache-type f16, f16/q8_0 "
-      "or --context-full shift");
+void Sequence::check_eviction(const std::vector<LayerKeeps>& layers, const SparsePolicy& policy,
+                              const SequenceShape& shape) {
+  const bool is_indexed = std::any_of(layers.begin(), layers.end(),
+                                      [](const LayerKeeps& keeps) { return !keeps.heads.index.is_none(); });
+  const PolicyNeeds needs = policy.needs(policy_shape(layers, shape, policy.splits_groups()));
+  check_rule(policy, needs.ends_prompts, is_indexed, shape.cache_types);
 }
 
 void Sequence::observe(size_t layer, MatView<const float> q, uint8_t* scratch, size_t n_threads) {

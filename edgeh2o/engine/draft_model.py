@@ -15,9 +15,9 @@ import numpy as np
 
 from ..config import DRAFT_OFF, SamplingParams
 from ..errors import UsageError
-from ..model_config import DecoderConfig, ModelConfig
+from ..model_config import ModelConfig
 from ..runners.base import mark_where_due, plan_calls
-from .drafting import CallCosts, Chances, Credit
+from .drafting import CallCosts, Chances, Credit, why_single_tokens
 from .transcript import count_common
 
 if TYPE_CHECKING:
@@ -89,14 +89,7 @@ class DraftModel:
 
 def check_kind(config: ModelConfig, device: str, what: str) -> None:
     """Raises UsageError for a model whose tokens cannot be checked together and taken back."""
-    cause = ""
-    if device != "cpu":
-        cause = "on a GPU they take one token a call"
-    elif not isinstance(config, DecoderConfig):
-        cause = "it is an ONNX model, whose results depend on how many tokens go together"
-    elif config.is_recurrent:
-        cause = "it has recurrent layers, which cannot take back a token that was wrong"
-    if cause:
+    if cause := why_single_tokens(config, device):
         raise UsageError(
             f"{what} cannot be used with a draft model (--draft): {cause}; leave --draft out, or "
             "use GGUF files or safetensors of attention models on the CPU"

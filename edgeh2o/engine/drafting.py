@@ -5,11 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..model_config import DecoderConfig
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ..model_config import ModelConfig
     from ._sampler import Sampler
+
+
+def why_single_tokens(config: ModelConfig, device: str) -> str:
+    """Why tokens of a model cannot be checked together and taken back; empty if they can."""
+    if device != "cpu":
+        return "on a GPU they take one token a call"
+    if not isinstance(config, DecoderConfig):
+        return "it is an ONNX model, whose results depend on how many tokens go together"
+    if config.is_recurrent:
+        return "it has recurrent layers, which cannot take back a token that was wrong"
+    return ""
 
 
 class Drafter(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -14,7 +15,9 @@ from ..runners.base import free_positions, plan_calls
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..runners.base import EvictingRunner, Runner
+    from ..attention.base import SparseAttentionConfig
+    from ..runners.base import EvictingRunner, Runner, SessionShape
+    from .models import LoadedModel
 
 # A shorter context would be read again every few tokens.
 LEAST_CONTEXT = 64
@@ -27,27 +30,56 @@ def prepare_full_context(runner: Runner, way: str) -> None:
 
     Raises UsageError for a context that is too short for that, and for a runner that cannot.
     """
-    if way != STOP_WHEN_FULL and runner.max_context < LEAST_CONTEXT:
+    check_length(runner.max_context, way)
+    allow_eviction(runner, way == EVICT_WHEN_FULL)
+
+
+def check_length(context: int, way: str) -> None:
+    """Raises UsageError for a context that is too short to go on past it."""
+    if way != STOP_WHEN_FULL and context < LEAST_CONTEXT:
         raise UsageError(
-            f"a context of {runner.max_context} positions is too short to go on past its end "
+            f"a context of {context} positions is too short to go on past its end "
             f"(--context-full {way}); use -c {LEAST_CONTEXT} or more"
         )
-    allow_eviction(runner, way == EVICT_WHEN_FULL)
 
 
 def allow_eviction(runner: Any, is_allowed: bool) -> None:
     """As ``EvictingRunner`` has it. Raises UsageError for a runner that cannot."""
     allow = getattr(runner, "allow_eviction", None)
     if allow is None and is_allowed:
-        raise UsageError(
-            "--context-full evict is for GGUF and safetensors models on the CPU; "
-            "use --context-full shift"
-        )
+        raise _no_eviction()
     if allow is not None:
-        try:
+        with _explained():
             allow(is_allowed)
-        except ValueError as error:
-            raise UsageError(f"the context cannot go on by --context-full evict: {error}") from None
+
+
+def check_eviction(
+    model: LoadedModel, attention: SparseAttentionConfig, shape: SessionShape
+) -> None:
+    """Raises what ``allow_eviction`` would for a session that is yet to be made."""
+    check = getattr(model, "check_eviction", None)
+    if check is None:
+        raise _no_eviction()
+    with _explained():
+        check(attention, shape)
+
+
+def _no_eviction() -> UsageError:
+    return UsageError(
+        "--context-full evict is for GGUF and safetensors models on the CPU; "
+        "use --context-full shift"
+    )
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Makes a UsageError of what the core refuses."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except ValueError as error:
+        raise UsageError(f"the context cannot go on by --context-full evict: {error}") from None
 
 
 def make_room(runner: Runner, n_tokens: int) -> int:

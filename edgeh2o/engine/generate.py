@@ -127,7 +127,7 @@ class Generation:
         self._stays_open = stays_open
         self._on_prefill = on_prefill
         self._learner = learner
-        if sampling.schema is not None:
+        if grammar is None and sampling.schema is not None:
             from .grammar import constrain
 
             grammar = constrain(sampling.schema, tokenizer, runner.vocab_size)

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -19,6 +19,7 @@ from .access import ExclusiveAccess, GenerationStream
 from .generate import Generation
 from .learning import Learner, describe_knowledge, may_learn, measure_profile
 from .payoff import choose_reading
+from .request_checks import check_request
 from .transcript import Transcript, count_common
 
 if TYPE_CHECKING:
@@ -35,6 +36,19 @@ if TYPE_CHECKING:
     from .results import GenerationResult
 
 OnProgress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a prompt of ``n_prompt`` tokens begins: behind ``n_kept`` of the cache, or anew.
+
+    It is read by ``plan``, with room for ``context`` tokens.
+    """
+
+    plan: RunPlan
+    context: int
+    n_prompt: int
+    n_kept: int = 0
 
 
 class Session:
@@ -116,18 +130,22 @@ class Session:
             raise UsageError(f"sampling must be SamplingParams(...), got {sampling!r:.80}")
         sampling = sampling if sampling.seed is not None else replace(sampling, seed=self._seed)
         prompt = opening()
-        self._transcript, self._generation = self.transcript, None
-        token_ids = prompt.encode(self._transcript if keep_cache else None)
-        n_cached, goes_on = 0, sampling.context_full == EVICT_WHEN_FULL
-        if keep_cache:
-            runner, n_cached = self.resume(token_ids.tolist(), sampling.max_tokens, goes_on)
-        else:
-            runner = self.prepare(len(token_ids), sampling.max_tokens, goes_on=goes_on)
+        token_ids = prompt.encode(self.transcript if keep_cache else None)
+        start = self._choose_start(token_ids.tolist(), sampling, keep_cache=keep_cache)
+        # What is there stays as it is until nothing can be refused any more.
+        check_request(start.plan, start.context, sampling, self.model, has_draft=bool(self._draft))
+        if sampling.schema is not None:
+            from .grammar import constrain
+
+            grammar = constrain(sampling.schema, self.model.tokenizer, self.plan.config.vocab_size)
+        runner, n_cached = self._begin_at(start, sampling)
         batch_size = self._running.open_batch_size if keep_cache else runner.batch_size
         is_whole = not n_cached and len(token_ids) <= runner.max_context
         length = runner.max_context if keep_cache else len(token_ids)
         learner = self._start_learner(len(token_ids), length) if is_whole else None
         draft = self._draft and self._draft.prepared(sampling, runner.max_context)
+        if n_cached:
+            runner.rewind(n_cached)
         self._is_open = keep_cache
         text = prompt.transcript
         self._transcript = text and text.with_prompt_ids(token_ids.tolist())
@@ -262,21 +280,31 @@ class Session:
         """
         needed = self.plan.choose_context(n_prompt, max_tokens, goes_on=goes_on)
         if plan is None:
-            length = needed if stays_open else min(n_prompt, needed)
-            plan = choose_reading(self.plan, self.model, length)
-            learns = n_prompt <= needed and may_learn(plan, self.model, n_prompt)
-            if learns and plan.attention.profiled_prompts == 0:
-                plan = plan.learning(needed)
-            if goes_on:
-                plan = plan.evicting()
+            plan = self._plan_anew(n_prompt, needed, goes_on=goes_on, stays_open=stays_open)
         else:
             plan = plan.rounding_for(needed)
-        if self.runner is not None and plan == self._running and self._holds(needed):
+        return self._start_anew(plan, needed)
+
+    def _plan_anew(
+        self, n_prompt: int, context: int, *, goes_on: bool, stays_open: bool
+    ) -> RunPlan:
+        """By what a prompt is read that begins anew; see ``prepare``."""
+        length = context if stays_open else min(n_prompt, context)
+        plan = choose_reading(self.plan, self.model, length)
+        learns = n_prompt <= context and may_learn(plan, self.model, n_prompt)
+        if learns and plan.attention.profiled_prompts == 0:
+            plan = plan.learning(context)
+        return plan.evicting() if goes_on else plan
+
+    def _start_anew(self, plan: RunPlan, context: int) -> Runner:
+        """A runner at position 0; what the one before held is gone, and its stream ends."""
+        self._generation = self._transcript = None
+        if self.runner is not None and plan == self._running and self._holds(context):
             self.runner.reset()
         else:
             self.runner = None  # freed before the next one is allocated
             self._running = plan
-            self.runner = plan.start_runner(self.model, needed)
+            self.runner = plan.start_runner(self.model, context)
         return self.runner
 
     def _holds(self, context: int) -> bool:
@@ -284,36 +312,58 @@ class Session:
         length = 0 if self.runner is None else self.runner.max_context
         return length >= context and self.plan.rotates_alike(length, context)
 
-    def resume(
-        self, prompt: Sequence[int], max_tokens: int, goes_on: bool = False
-    ) -> tuple[Runner, int]:
-        """A runner that holds a beginning of the prompt, and the number of its tokens.
+    def _choose_start(
+        self, prompt: Sequence[int], sampling: SamplingParams, *, keep_cache: bool
+    ) -> Start:
+        """Where a prompt begins; nothing changes yet. Raises UsageError for one that is too long.
 
-        The cache is kept as far as it agrees with the prompt, and grows with its contents where
-        it is too short. What a sparse prefill has read cannot be taken back singly: a prompt
-        that departs from it earlier goes on from the last mark before. Raises as ``_begin`` does.
-        What an eviction has left serves prompts that ``goes_on`` past the context too.
+        The cache is kept as far as it agrees with the prompt. What a sparse prefill has read cannot
+        be taken back singly: a prompt that departs from it earlier goes on from the last mark
+        before. What an eviction has left serves prompts that go on past the context too.
         """
-        runner, n_kept = self.runner, 0
-        needed = self._running.choose_context(len(prompt), max_tokens, goes_on=goes_on)
-        if runner is not None and self._is_open and self._may_serve(runner, goes_on):
-            n_kept = count_common(runner.token_ids, prompt)
-            if n_kept == len(prompt) and (
-                runner.prompt_logits is None or n_kept != runner.prefill_end
-            ):
-                n_kept -= 1  # the logits after the last token are needed
-            n_kept = runner.find_mark(n_kept)
-            if n_kept and not self.may_go_on(n_kept, len(prompt), needed):
-                n_kept = 0
-            if n_kept and runner.max_context < needed:
-                if 2 * n_kept < len(prompt) and self._may_turn_sparse(needed):
-                    n_kept = 0
-                else:
-                    runner = self._grow(runner, n_kept, needed)
-        if runner is None or not n_kept:
-            return self.prepare(len(prompt), max_tokens, goes_on=goes_on, stays_open=True), 0
-        runner.rewind(n_kept)
-        return runner, n_kept
+        goes_on, n_prompt = sampling.context_full == EVICT_WHEN_FULL, len(prompt)
+        if keep_cache:
+            needed = self._running.choose_context(n_prompt, sampling.max_tokens, goes_on=goes_on)
+            n_kept = self._count_kept(prompt, needed, goes_on=goes_on)
+            if n_kept:
+                held = self.runner.max_context if self.runner else 0
+                return Start(self._running, max(held, needed), n_prompt, n_kept)
+        needed = self.plan.choose_context(n_prompt, sampling.max_tokens, goes_on=goes_on)
+        plan = self._plan_anew(n_prompt, needed, goes_on=goes_on, stays_open=keep_cache)
+        return Start(plan, needed, n_prompt)
+
+    def _count_kept(self, prompt: Sequence[int], needed: int, *, goes_on: bool) -> int:
+        """Tokens of the cache, in whose place as many of ``prompt`` need not be read."""
+        runner = self.runner
+        if runner is None or not self._is_open or not self._may_serve(runner, goes_on):
+            return 0
+        n_kept = count_common(runner.token_ids, prompt)
+        if n_kept == len(prompt) and (runner.prompt_logits is None or n_kept != runner.prefill_end):
+            n_kept -= 1  # the logits after the last token are needed
+        n_kept = runner.find_mark(n_kept)
+        if not n_kept or not self.may_go_on(n_kept, len(prompt), needed):
+            return 0
+        is_short = runner.max_context < needed and 2 * n_kept < len(prompt)
+        return 0 if is_short and self._may_turn_sparse(needed) else n_kept
+
+    def _begin_at(self, start: Start, sampling: SamplingParams) -> tuple[Runner, int]:
+        """A runner for the prompt and how much it holds of it, to which it is yet to be rewound.
+
+        The cache grows with its contents where it is too short. Raises ResourceError.
+        """
+        if not start.n_kept:
+            return self._start_anew(start.plan, start.context), 0
+        runner = self.runner
+        if runner is not None and runner.max_context < start.context:
+            runner = self._grow(runner, start.n_kept, start.context)
+        if runner is None:  # what its rule has seen cannot be moved
+            goes_on = sampling.context_full == EVICT_WHEN_FULL
+            runner = self.prepare(
+                start.n_prompt, sampling.max_tokens, goes_on=goes_on, stays_open=True
+            )
+            return runner, 0
+        self._transcript, self._generation = self.transcript, None
+        return runner, start.n_kept
 
     def _may_serve(self, runner: Runner, goes_on: bool) -> bool:
         """Whether a prompt that ``goes_on`` past the context, or not, may begin with the cache."""

@@ -134,14 +134,11 @@ def start_speculation(
 
     Raises UsageError where they are asked for and the runner takes one token at a time.
     """
+    if runner.max_decode_tokens == 1:
+        refuse_drafts(sampling, has_draft=model is not None)
+        return None
     is_auto = sampling.lookup == AUTO_LOOKUP
     looks_up = sampling.lookup != LOOKUP_OFF and (not is_auto or len(prompt) >= MIN_PROMPT_TOKENS)
-    if runner.max_decode_tokens == 1:
-        if model is not None:
-            raise _refuse("a draft model (--draft)", "leave it out", sampling)
-        if looks_up and not is_auto:
-            raise _refuse(f"lookup (--lookup) {sampling.lookup}", "use --lookup auto", sampling)
-        return None
     tokens, costs = np.asarray(prompt, np.int32), CallCosts()
     drafters: list[Drafter] = []
     if looks_up:
@@ -156,6 +153,14 @@ def start_speculation(
     if not drafters:
         return None
     return SpeculativeDecoder(cast("BatchRunner", runner), sampling.max_tokens, drafters, costs)
+
+
+def refuse_drafts(sampling: SamplingParams, *, has_draft: bool) -> None:
+    """Raises UsageError if drafts are asked for, from a runner that takes one token at a time."""
+    if has_draft:
+        raise _refuse("a draft model (--draft)", "leave it out", sampling)
+    if sampling.lookup not in (AUTO_LOOKUP, LOOKUP_OFF):
+        raise _refuse(f"lookup (--lookup) {sampling.lookup}", "use --lookup auto", sampling)
 
 
 def _refuse(what: str, cure: str, sampling: SamplingParams) -> UsageError:

@@ -228,6 +228,18 @@ class NativeModel(GgufModel):
                 "use a smaller context (--ctx-size)"
             ) from None
 
+    def check_eviction(self, attention: SparseAttentionConfig, shape: SessionShape) -> None:
+        """ValueError, with the cure, where a session of ``shape`` could not evict."""
+        policy = attention.make_policy(self.config)
+        _core.Sequence.check_eviction(
+            core_config(self.config),
+            policy,
+            max_context=shape.max_context,
+            batch_size=shape.batch_size,
+            chunk_size=shape.chunk_size,
+            cache_type=shape.cache_type,
+        )
+
     def _find_workspace(self, threads: int) -> _core.Workspace:
         """The one that all sequences of so many threads share, as long as one of them lives."""
         workspace = self._workspaces.get(threads)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from .. import _core
+from ..engine.full_context import check_eviction
 from .call_grid import CallGrid
 from .scheduler import Scheduler
 from .shared_runner import SharedRunner
@@ -37,6 +38,10 @@ class SharedModel:
             runner.use_small_pages()  # of many conversations most are short, and stay for long
         grid = self.call_grid(attention, shape)
         return SharedRunner(runner, self.scheduler, workspace, grid)
+
+    def check_eviction(self, attention: SparseAttentionConfig, shape: SessionShape) -> None:
+        """As that of the model, if it has one. Raises UsageError."""
+        check_eviction(self.model, attention, shape)
 
     @staticmethod
     def call_grid(attention: SparseAttentionConfig, shape: SessionShape) -> CallGrid:

@@ -1,0 +1,29 @@
+"""What a request may ask of a runner, before the one that is there is touched for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..config import DRAFT_OFF, EVICT_WHEN_FULL, SamplingParams
+from .drafting import why_single_tokens
+from .full_context import check_eviction, check_length
+from .speculation import refuse_drafts
+
+if TYPE_CHECKING:
+    from .models import LoadedModel
+    from .plan import RunPlan
+
+
+def check_request(
+    plan: RunPlan, context: int, sampling: SamplingParams, model: LoadedModel, *, has_draft: bool
+) -> None:
+    """Raises the UsageError that ``Generation`` would, for a runner that is yet to be made.
+
+    One of ``plan``, with room for ``context`` tokens.
+    """
+    evicts = sampling.context_full == EVICT_WHEN_FULL
+    check_length(context, sampling.context_full)
+    if evicts:
+        check_eviction(model, plan.attention, plan.shape(context))
+    if evicts or why_single_tokens(plan.config, plan.device):
+        refuse_drafts(sampling, has_draft=has_draft and sampling.draft_tokens != DRAFT_OFF)
