@@ -110,7 +110,8 @@ class SamplingParams:
     ignore_eos: bool = option(
         False, "--ignore-eos", help="go on after an end-of-generation token (for benchmarks)"
     )
-    schema: object = None
+    # Left out of the hash, which mappings do not have: equal settings have equal ones all the same.
+    schema: object = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         check_real(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -11,6 +12,18 @@ import pytest
 from edgeh2o.config import PrefillConfig, RuntimeConfig, SamplingParams
 from edgeh2o.errors import UsageError
 from edgeh2o.rope_config import RopeConfig
+
+
+@pytest.mark.parametrize("schema", [{"type": "object"}, None, '{"type": "object"}', dict])
+def test_equal_settings_have_equal_hashes(schema: object) -> None:
+    """A mapping has none, and is a part of settings that are to be keys all the same."""
+    first, second = (
+        SamplingParams(stop=["a"], schema=copy.deepcopy(schema), seed=1) for _ in range(2)
+    )
+    assert first == second
+    assert {first: 1}[second] == 1
+    assert hash(first) != hash(SamplingParams(stop=["b"], schema=schema, seed=1))
+    assert first != SamplingParams(stop=["a"], schema={"type": "array"}, seed=1)
 
 
 @pytest.mark.parametrize(
