@@ -29,7 +29,7 @@ MAX_SHARDS = 10_000
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 SUFFIX = ".safetensors"
-_ONNX_NAMES = ("genai_config.json", "onnx")
+GENAI_CONFIG = "genai_config.json"  # of onnxruntime-genai
 
 _LENGTH = struct.Struct("<Q")
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.safetensors")
@@ -149,13 +149,20 @@ def open_folder(folder: Path) -> list[SafetensorsFile]:
 
 
 def is_safetensors_folder(path: Path) -> bool:
-    """Whether a path is a folder of safetensors that holds no ONNX model."""
-    return not is_onnx_folder(path) and any(name.endswith(SUFFIX) for name in _names(path))
+    """Whether a path is a folder whose model is its safetensors.
+
+    As they are what transformers loads of a folder that has exports to ONNX too; one that was
+    written for onnxruntime-genai is not.
+    """
+    names = _names(path)
+    return GENAI_CONFIG not in names and any(name.endswith(SUFFIX) for name in names)
 
 
 def is_onnx_folder(path: Path) -> bool:
-    """Whether a path is a folder that holds an ONNX model."""
-    return any(name in _ONNX_NAMES or name.endswith(".onnx") for name in _names(path))
+    """Whether a path is a folder whose model is an ONNX model."""
+    names = _names(path)
+    has_onnx = any(name in (GENAI_CONFIG, "onnx") or name.endswith(".onnx") for name in names)
+    return has_onnx and not is_safetensors_folder(path)
 
 
 def is_onnx_model(path: Path) -> bool:

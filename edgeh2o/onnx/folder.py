@@ -20,9 +20,9 @@ from ..formats.model_folder import (
     read_token_ids,
     read_tokenizer_files,
 )
+from ..formats.safetensors import GENAI_CONFIG
 from .windows import ConfigWindow, read_genai_window, read_transformers_window
 
-GENAI_CONFIG = "genai_config.json"
 # What a folder of several exports is taken to mean, the first that is there.
 _PREFERRED = ("model.onnx", "decoder_with_past_model.onnx", "decoder_model.onnx")
 _INT_KEYS = {

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeh2o import LLM
+from edgeh2o import LLM, SamplingParams
 from edgeh2o.cli.main import main
 from edgeh2o.errors import FormatError, ResourceError, UsageError
 from edgeh2o.export.decoder import DecoderExporter
@@ -24,6 +24,7 @@ from tests.onnx.conftest import OnnxModelFactory
 from tests.onnx.editing import SMALL, copy_folder, edited, mix_tokens, set_entry
 from tests.onnx.reading import RUNTIME, Uncut, make_tokens, open_llm, read_all
 from tests.tiny_models import TinyModelFactory
+from tests.transformers.folders import write_folder
 
 
 @pytest.mark.parametrize("tensor_type", ["Q4_0", "Q8_0"])
@@ -204,6 +205,24 @@ def test_layout_of_transformers_js(onnx_model: OnnxModelFactory, tmp_path: Path)
                 assert (llm.config.architecture, llm.config.context_length) == ("llama", 512)
     for found in logits[1:]:
         np.testing.assert_array_equal(found, logits[0])
+
+
+def test_a_folder_with_safetensors_and_exports(
+    onnx_model: OnnxModelFactory, tiny_model: TinyModelFactory, tmp_path: Path
+) -> None:
+    """The safetensors are run; the export by the path of its folder or file."""
+    folder = write_folder(tiny_model(), tmp_path / "model")
+    with LLM(folder) as llm:
+        assert llm.generate([1, 2, 3], SamplingParams(max_tokens=2)).stats.device == "cpu"
+        alone = type(llm.config)
+    (folder / "onnx").mkdir()
+    for name in (MODEL_NAME, DATA_NAME):
+        shutil.copy(onnx_model() / name, folder / "onnx")
+    with LLM(folder) as llm:
+        assert type(llm.config) is alone
+    for path in (folder / "onnx", folder / "onnx" / MODEL_NAME):
+        with open_llm(path) as llm:
+            assert type(llm.config) is not alone
 
 
 def test_decoder_without_a_past(onnx_model: OnnxModelFactory, tmp_path: Path) -> None:
