@@ -16,7 +16,7 @@ from ..errors import FormatError
 from . import build_tokenizer
 from .pre_tokenizers import PreTokenizer, all_pre_tokenizers
 from .tokenizer_json import JsonTokenizer, TokenizerSettings, parse_document
-from .vocabulary import TokenType
+from .vocabulary import EOG_IDS_KEY, TokenType
 
 # Words that rules tell apart: contractions, digits, blanks, line ends, punctuation, many scripts.
 PROBE = (
@@ -59,6 +59,8 @@ def vocabulary_metadata(text: str, settings: TokenizerSettings) -> dict[str, Any
     unnamed = sorted(tokenizer.eog_ids - ours.eog_ids)
     for name, token_id in zip(("eot", "eom"), unnamed, strict=False):
         metadata[f"tokenizer.ggml.{name}_token_id"] = token_id
+    if len(unnamed) > 2:
+        metadata[EOG_IDS_KEY] = np.array(sorted(tokenizer.eog_ids), np.uint32)
     probes = (PROBE, " " + PROBE, "a", "")
     if any(ours.encode(each) != tokenizer.encode(each) for each in probes):
         raise FormatError(

@@ -45,6 +45,7 @@ _END_OF_GENERATION_TEXTS = (
 )
 
 # Markers of fill-in-the-middle prompts: key of the id, texts that stand for it without the key.
+EOG_IDS_KEY = "tokenizer.ggml.eog_token_ids"  # for more ends than the other keys name
 _FIM_TEXTS = {
     "fim_pre": (
         "<|fim_prefix|> <fim-prefix> <fim_prefix> <\uff5cfim\u2581begin\uff5c> <PRE> \u2581<PRE> "
@@ -167,6 +168,22 @@ def read_token_id(
     return value
 
 
+def _read_ids(metadata: Mapping[str, object], key: str, vocab_size: int) -> list[int]:
+    """An array of token ids, if there is one; ids beyond the vocabulary are left out."""
+    value = metadata.get(key)
+    if value is None:
+        return []
+    items = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(items, (list, tuple)) or not all(type(item) is int for item in items):
+        raise FormatError(f"{key} must be an array of integers, not {value!r:.80}")
+    for token_id in items:
+        if not 0 <= token_id < vocab_size:
+            _logger.warning(
+                "ignoring %d of %s: the vocabulary has %d tokens", token_id, key, vocab_size
+            )
+    return [token_id for token_id in items if 0 <= token_id < vocab_size]
+
+
 def _read_tokens(metadata: Mapping[str, object]) -> list[str]:
     key = "tokenizer.ggml.tokens"
     tokens = read_string_list(metadata, key)
@@ -267,6 +284,7 @@ def _find_end_of_generation(
         if name in _FIM_THAT_END:
             named.append(fim_id)
     ending.update(token_id for token_id in named if token_id is not None)
+    ending.update(_read_ids(metadata, EOG_IDS_KEY, len(ids)))
     for text in _ALWAYS_USER_DEFINED:
         if text in ids:
             types[ids[text]] = TokenType.USER_DEFINED

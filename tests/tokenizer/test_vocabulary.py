@@ -158,6 +158,23 @@ def test_the_ids_of_the_file_end_a_generation() -> None:
     assert ends == {256, 257, 258, 259}
 
 
+def test_any_number_of_ids_may_end_a_generation(caplog: pytest.LogCaptureFixture) -> None:
+    texts = [f"<{letter}>" for letter in "abcdefgh"]
+    for ids in ([256, 258, 260, 261, 262, 263], (256, 258, 260, 261, 262, 263)):
+        for value in (ids, np.array(ids, np.uint32)):
+            _, ends = build_with_ends(texts, eos_token_id=257, eog_token_ids=value)
+            assert ends == {256, 257, 258, 260, 261, 262, 263}
+    _, ends = build_with_ends(texts, eog_token_ids=[256, 264])
+    assert ends == {256}
+    assert "ignoring 264 of tokenizer.ggml.eog_token_ids" in caplog.text
+
+
+@pytest.mark.parametrize("value", ["256", 256, [256, "257"], [True], [1.5], [[1]]])
+def test_ids_that_end_are_integers(value: object) -> None:
+    with pytest.raises(FormatError, match="eog_token_ids must be an array of integers, not"):
+        build_with_ends(["<a>"], eog_token_ids=value)
+
+
 def test_known_texts_end_a_generation() -> None:
     texts = ["<|im_end|>", "<|eot_id|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "</s>", "<s>"]
     find, ends = build_with_ends(texts)
