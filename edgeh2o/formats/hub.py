@@ -35,7 +35,7 @@ _PART = re.compile(r"-[0-9]{5}-of-(?P<count>[0-9]{5})\.gguf$")
 # Beside the weights of a folder of safetensors.
 _SETTINGS = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-    "chat_template.jinja", INDEX_NAME,
+    "chat_template.jinja", "chat_template.json", INDEX_NAME,
 )  # fmt: skip
 _READ_BYTES = 2**20
 _MAX_NAMES_SHOWN = 12

@@ -11,6 +11,8 @@ from typing import Any
 from ..errors import FormatError, ResourceError
 
 MAX_JSON_BYTES = 16 * 2**20
+TEMPLATE_FILE, OLDER_TEMPLATE_FILE = "chat_template.jinja", "chat_template.json"
+TEMPLATE_FOLDER = "additional_chat_templates"
 MAX_TOKENIZER_BYTES = 128 * 2**20
 
 
@@ -21,19 +23,29 @@ def read_tokenizer_files(root: Path) -> dict[str, Any]:
     """
     path = root / "tokenizer.json"
     settings = read_json_if_there(root / "tokenizer_config.json")
+    return {
+        "tokenizer_json": _read_text(path, MAX_TOKENIZER_BYTES) if path.is_file() else None,
+        "chat_template": _read_template(root, settings),
+        "bos": _token_text(settings.get("bos_token")),
+        "eos": _token_text(settings.get("eos_token")),
+    }
+
+
+def _read_template(root: Path, settings: dict[str, Any]) -> object:
+    """The default template, unchecked: of the files that transformers looks at, in its order.
+
+    Further ones have a folder; the older file is that of models of images.
+    """
+    for name in (f"{TEMPLATE_FOLDER}/default.jinja", TEMPLATE_FILE):
+        if (root / name).is_file():
+            return _read_text(root / name, MAX_JSON_BYTES)
     template = settings.get("chat_template")
     if isinstance(template, list):  # several named ones
         named = (item for item in template if isinstance(item, dict))
         template = next((i.get("template") for i in named if i.get("name") == "default"), None)
-    jinja = root / "chat_template.jinja"
-    if jinja.is_file():
-        template = _read_text(jinja, MAX_JSON_BYTES)
-    return {
-        "tokenizer_json": _read_text(path, MAX_TOKENIZER_BYTES) if path.is_file() else None,
-        "chat_template": template,
-        "bos": _token_text(settings.get("bos_token")),
-        "eos": _token_text(settings.get("eos_token")),
-    }
+    if template is None:
+        template = read_json_if_there(root / OLDER_TEMPLATE_FILE).get("chat_template")
+    return template
 
 
 def read_model_settings(root: Path) -> dict[str, Any]:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from edgeh2o.errors import FormatError
 from edgeh2o.formats.model_folder import read_tokenizer_files
+from edgeh2o.formats.safetensors import is_onnx_folder, is_safetensors_folder
 
 
 @pytest.mark.parametrize(
@@ -24,3 +26,44 @@ def test_the_default_of_several_templates_is_taken(
 ) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
     assert read_tokenizer_files(tmp_path)["chat_template"] == taken
+
+
+def test_the_files_of_chat_templates_in_their_order(tmp_path: Path) -> None:
+    """As transformers has it: files of templates, tokenizer_config.json, then the older file."""
+    names = (
+        "additional_chat_templates/default.jinja",
+        "chat_template.jinja",
+        "tokenizer_config.json",
+        "chat_template.json",
+    )
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("of tools")
+    for name in reversed(names):
+        assert read_tokenizer_files(tmp_path)["chat_template"] != name
+        is_json = name.endswith(".json")
+        (tmp_path / name).write_text(json.dumps({"chat_template": name}) if is_json else name)
+        assert read_tokenizer_files(tmp_path)["chat_template"] == name
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '"{{ messages }}"'])
+def test_a_malformed_file_of_a_template_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "chat_template.json").write_text(text)
+    with pytest.raises(FormatError, match=r"chat_template\.json (is not valid|holds no) JSON"):
+        read_tokenizer_files(tmp_path)
+
+
+def test_safetensors_are_the_model_of_a_folder_that_has_exports_too(tmp_path: Path) -> None:
+    """As published: the weights, and files of onnxruntime in a folder of their own or beside."""
+    (tmp_path / "onnx").mkdir()
+    assert (is_safetensors_folder(tmp_path), is_onnx_folder(tmp_path)) == (False, True)
+    (tmp_path / "model.onnx").touch()
+    assert (is_safetensors_folder(tmp_path), is_onnx_folder(tmp_path)) == (False, True)
+    (tmp_path / "model.safetensors").touch()
+    assert (is_safetensors_folder(tmp_path), is_onnx_folder(tmp_path)) == (True, False)
+    (tmp_path / "onnx" / "model.onnx").touch()
+    assert (is_safetensors_folder(tmp_path / "onnx"), is_onnx_folder(tmp_path / "onnx")) == (
+        False,
+        True,
+    )
+    (tmp_path / "genai_config.json").touch()
+    assert (is_safetensors_folder(tmp_path), is_onnx_folder(tmp_path)) == (False, True)
