@@ -177,20 +177,28 @@ def _as_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
 def parse_calls(text: str, names: Sequence[str]) -> list[ToolCall] | None:
     """The calls that JSON text is: an object with a name and arguments, or an array of such.
 
-    None if it is anything else, or calls what is not there.
+    None if it is anything else, or calls what is not there. NaN and Infinity, which Python's reader
+    takes and writes, are no JSON.
     """
     try:
         value = json.loads(text)
+        calls = []
+        for item in value if isinstance(value, list) else [value]:
+            if not isinstance(item, dict) or item.get("name") not in names:
+                return None
+            arguments = item.get("arguments", item.get("parameters", {}))
+            if isinstance(arguments, str):
+                json.loads(arguments, parse_constant=_refuse_constant)
+            elif isinstance(arguments, dict):
+                arguments = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+            else:
+                return None
+            arguments = _SURROGATE.sub("\N{REPLACEMENT CHARACTER}", arguments)
+            calls.append(ToolCall(item["name"], arguments))
     except (ValueError, RecursionError):
         return None
-    calls = []
-    for item in value if isinstance(value, list) else [value]:
-        if not isinstance(item, dict) or item.get("name") not in names:
-            return None
-        arguments = item.get("arguments", item.get("parameters", {}))
-        if isinstance(arguments, dict):
-            arguments = json.dumps(arguments, ensure_ascii=False)
-        if not isinstance(arguments, str):
-            return None
-        calls.append(ToolCall(item["name"], _SURROGATE.sub("\N{REPLACEMENT CHARACTER}", arguments)))
     return calls or None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")

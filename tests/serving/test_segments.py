@@ -79,7 +79,15 @@ def test_half_a_character_can_be_sent(arguments: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "3", "{", '{"name": "add", "arguments": 5}', "[" * 9999]
+    "text",
+    [
+        *("", "[]", "3", "{", '{"name": "add", "arguments": 5}', "[" * 9999),
+        '{"name": "add", "arguments": {"a": NaN}}',  # as Python reads and writes it
+        '{"name": "add", "arguments": {"a": [-Infinity]}}',
+        '{"name": "add", "arguments": {"a": 1e999}}',
+        '{"name": "add", "arguments": "{\\"a\\": NaN}"}',
+        '{"name": "add", "arguments": "a = 1"}',
+    ],
 )
 def test_what_is_no_call(text: str) -> None:
     assert parse_calls(text, ["add"]) is None
