@@ -161,10 +161,11 @@ class AnswerEngine:
         ticket.require()
         n_question = count_question(prompt, request.messages)
         text = prompt.transcript.prompt if prompt.transcript is not None else ""
-        names = [tool.name for tool in request.tools] if request.tool_choice.mode != "none" else []
+        choice = request.tool_choice
+        names = [tool.name for tool in request.tools if choice.name in (None, tool.name)]
         parser = AnswerParser(
-            names,
-            is_call=request.tool_choice.is_forced,
+            names if choice.mode != "none" else [],
+            is_call=choice.is_forced,
             is_plain=request.kind == "text",
             is_thinking=text.rstrip().endswith(THINKING_BEGINS),
         )
@@ -193,8 +194,8 @@ class AnswerEngine:
                     ticket.require()
                     segments = parser.push(chunk.text)
                     if chunk.finish_reason is not None:
-                        segments += parser.finish()
-                    has_calls |= any(segment.kind == "call" for segment in segments)
+                        segments += parser.finish(is_cut=chunk.finish_reason == "length")
+                    has_calls |= any(s.kind == "call" and not s.is_cut for s in segments)
                     record = None
                     if top is not None and chunk.logprob is not None:
                         record = self._record(chunk.token_id, chunk.logprob, top.records[index])

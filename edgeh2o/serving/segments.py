@@ -6,18 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from .tools import CALL_BEGINS, CALL_ENDS, ToolCall, parse_calls
+from .tools import CALL_BEGINS, CALL_ENDS, ToolCall, parse_calls, parse_cut_call
 
 THINKING_BEGINS, THINKING_ENDS = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of an answer; ``call`` is set for one of kind "call", ``text`` for the others."""
+    """A piece of an answer; ``call`` is set for one of kind "call", ``text`` for the others.
+
+    The arguments of a call that ``is_cut`` are not complete.
+    """
 
     kind: Literal["text", "reasoning", "call"]
     text: str = ""
     call: ToolCall | None = None
+    is_cut: bool = False
 
 
 class AnswerParser:
@@ -50,12 +54,19 @@ class AnswerParser:
             pass
         return segments
 
-    def finish(self) -> list[Segment]:
-        """What is still held back, at the end of the answer."""
+    def finish(self, *, is_cut: bool = False) -> list[Segment]:
+        """What is still held back, at the end of the answer, or where it ``is_cut``.
+
+        A call that was to be written, or begun as such, is one then too, with a part of its
+        arguments: as OpenAI has it.
+        """
         held, self._held = self._held, ""
         if self._is_call or self._state in ("json", "call"):
             if calls := parse_calls(held, self._names):
                 return [Segment("call", call=call) for call in calls]
+            if is_cut and self._is_call:
+                cut = parse_cut_call(held, self._names)
+                return [Segment("call", call=cut, is_cut=True)] if cut else []
             prefix = CALL_BEGINS if self._state == "call" else ""
             return [Segment("text", prefix + held)] if held else []
         kind: Literal["text", "reasoning"] = "reasoning" if self._state == "thinking" else "text"

@@ -16,6 +16,11 @@ from .fields import Fields
 MAX_TOOLS = 128
 _NAME = re.compile(r"[\w-]{1,64}", re.ASCII)
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which UTF-8 cannot hold
+_CUT_CALL = re.compile(
+    r'\s*\{\s*"name"\s*:\s*"(?P<name>[\w-]+)"\s*'
+    r'(?:,\s*(?:"(?:arguments|parameters)"\s*(?::\s*(?P<arguments>.*))?|"[a-z]*)?)?',
+    re.ASCII | re.DOTALL,
+)
 CALL_BEGINS, CALL_ENDS = "<tool_call>", "</tool_call>"
 # For models whose template says nothing of tools: the words of the Hermes format, which several
 # families were trained on.
@@ -202,3 +207,16 @@ def parse_calls(text: str, names: Sequence[str]) -> list[ToolCall] | None:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
+
+
+def parse_cut_call(text: str, names: Sequence[str]) -> ToolCall | None:
+    """The call that ``text`` begins, as ``grammar_of_call`` has it, with the arguments so far.
+
+    None where it does not get as far as the name of a function, unless only one is possible.
+    """
+    found = _CUT_CALL.fullmatch(text)
+    if found is None:
+        return ToolCall(names[0], "") if len(names) == 1 else None
+    if found["name"] not in names:
+        return None
+    return ToolCall(found["name"], found["arguments"] or "")

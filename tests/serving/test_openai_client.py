@@ -162,6 +162,41 @@ def test_a_required_call_is_one(client: openai.OpenAI, choice: Any) -> None:
     assert after.usage and after.usage.prompt_tokens > made.usage.prompt_tokens  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+def test_a_required_call_that_is_cut_is_a_call_by_length(
+    client: openai.OpenAI, choice: Any
+) -> None:
+    """With the beginning of its arguments, as that of OpenAI; it came back as the text."""
+    options: Any = {"model": "m", "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice}
+    whole = client.chat.completions.create(**options, seed=1, max_tokens=400)
+    (complete,) = whole.choices[0].message.tool_calls or []
+    assert complete.type == "function" and whole.usage
+    for n in range(1, whole.usage.completion_tokens - 1, 7):
+        made = client.chat.completions.create(**options, seed=1, max_tokens=n)
+        assert (made.choices[0].finish_reason, made.choices[0].message.content) == ("length", None)
+        (call,) = made.choices[0].message.tool_calls or []
+        assert call.type == "function" and call.function.name == "add"
+        begun = "".join(call.function.arguments.split())
+        assert "".join(complete.function.arguments.split()).startswith(begun)
+        parts = [
+            part.function.arguments or ""
+            for chunk in client.chat.completions.create(
+                **options, seed=1, max_tokens=n, stream=True
+            )
+            for part in chunk.choices[0].delta.tool_calls or []
+            if part.function
+        ]
+        assert "".join(parts) == call.function.arguments
+    # A conversation that has it goes on.
+    messages = [
+        *MESSAGES,
+        made.choices[0].message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.id, "content": "it was cut"},
+    ]
+    after = client.chat.completions.create(model="m", messages=messages, tools=TOOLS, max_tokens=2)
+    assert after.usage and after.usage.completion_tokens == 2
+
+
 def test_what_cannot_be_enforced_is_ignored_unless_strict(client: openai.OpenAI) -> None:
     parameters = {
         "type": "object",

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from edgeh2o import LLM
 from edgeh2o.engine.grammar import constrain
-from edgeh2o.serving.segments import AnswerParser
+from edgeh2o.serving.segments import AnswerParser, Segment
 from edgeh2o.serving.tools import (
     Tool,
+    ToolCall,
     ToolChoice,
     describe_tools,
     grammar_of_call,
@@ -69,6 +70,43 @@ def test_plain_text_and_begun_thoughts() -> None:
     assert segments_of("a</think>b", [3], is_thinking=True) == [("reasoning", "a"), ("text", "b")]
     assert segments_of(CALL, [5], is_call=True) == [("call", "add")]
     assert segments_of(CALL[:-5], [5], is_call=True) == [("text", CALL[:-5])]
+
+
+BEGUN = {
+    "": None,
+    "{": None,
+    '{"name"': None,
+    '{"name": "ad': None,
+    '{"name": "sub"': None,
+    '{"name": "add"': "",
+    '{"name":"add",\n': "",
+    '{"name": "add", "argum': "",
+    '{"name": "add", "arguments"': "",
+    '{"name": "add", "arguments": ': "",
+    '{"name": "add", "arguments": {': "{",
+    '{"name": "add", "arguments": {"a": "x\n, ': '{"a": "x\n, ',
+    '{"name": "add", "arguments": {"a": 1}': '{"a": 1}',
+}
+
+
+@pytest.mark.parametrize("text", BEGUN)
+def test_a_call_that_is_cut_is_a_call(text: str) -> None:
+    """What clients make of an answer that ends by max_tokens: a part of the arguments."""
+    names = ("add", "multiply")
+    parser = AnswerParser(names, is_call=True)
+    assert parser.push(text) == []
+    expected = BEGUN[text]
+    found = parser.finish(is_cut=True)
+    if expected is None:
+        assert found == []
+    else:
+        assert found == [Segment("call", call=ToolCall("add", expected), is_cut=True)]
+    # Where it can be but one function, its name is known from the start.
+    alone = AnswerParser(("add",), is_call=True)
+    alone.push(text)
+    if '"sub"' not in text:
+        expected = expected or ""
+        assert alone.finish(is_cut=True)[0].call == ToolCall("add", expected)
 
 
 @pytest.mark.parametrize("arguments", ['{"a": "\\ud83d"}', '"{\\"a\\": \\"\\ud83d\\"}"'])
