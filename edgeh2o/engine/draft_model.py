@@ -238,6 +238,7 @@ class ModelDrafter:
         self._twin: Sampler | None = None
         self._n_drafted = self._n_accepted = 0
         self._seconds = 0.0
+        self._can_read = True  # all tokens are of the vocabulary
         self.begin_again(prompt)
 
     def begin_again(self, tokens: NDArray[np.int32]) -> None:
@@ -246,7 +247,8 @@ class ModelDrafter:
         self._ahead: list[int] = []  # and the drafted ones that it holds behind them
         # Drafted tokens that the text has not reached, and their classes.
         self._guesses: list[tuple[int, int]] = []
-        self._can_read = max(self._text, default=0) < self._vocab_size
+        # For good, as the repeat penalty may look at tokens that have left the text.
+        self._can_read = self._can_read and max(self._text, default=0) < self._vocab_size
         self._pause = 0
 
     def counts(self) -> dict[str, Any]:

@@ -259,6 +259,31 @@ def test_an_interrupt_leaves_whole_sequences(
         assert again.stats.accepted_tokens == again.stats.drafted_tokens
 
 
+@pytest.mark.parametrize("place", [20, 60, 85])
+def test_a_token_that_the_draft_model_lacks_is_not_followed(
+    model: Path, tiny_model: TinyModelFactory, place: int
+) -> None:
+    """Nor is one that left the cache in a shift while the repeat penalty still looks at it."""
+    draft = tiny_model(
+        tensor_type="Q4_0", n_layers=1, seed=7, tied=False, vocab_size=VOCAB_SIZE - 8
+    )
+    prompt = [5] * 90
+    prompt[place] = VOCAB_SIZE - 2
+    sampling = SamplingParams(
+        max_tokens=150,
+        temperature=0,
+        ignore_eos=True,
+        repeat_penalty=1.3,
+        repeat_last_n=-1,
+        context_full="shift",
+        draft_tokens="3",
+    )
+    with _open(model, draft, context_size=96) as llm:
+        result = llm.generate(prompt, sampling)
+        assert result.stats.context_shifts > 1
+        assert result.token_ids == llm.generate(prompt, _without(sampling)).token_ids
+
+
 def test_other_vocabularies_are_refused(model: Path, tiny_model: TinyModelFactory) -> None:
     larger = tiny_model(tensor_type="F32", n_layers=1, vocab_size=VOCAB_SIZE + 200)
     with pytest.raises(
