@@ -34,7 +34,7 @@ class GenerationStats:
     model: str
     isa: str
     threads: int
-    attention: Mapping[str, Any]
+    attention: Mapping[str, Any] = field(hash=False)
     batch_size: int
     chunk_size: int
     context_size: int
@@ -53,7 +53,7 @@ class GenerationStats:
     peak_rss_bytes: int
     pairs_computed: int
     pairs_dense: int
-    memory_bytes: Mapping[str, int] = field(default_factory=dict)
+    memory_bytes: Mapping[str, int] = field(default_factory=dict, hash=False)
     device: str = "cpu"
     note: str = ""
     attention_error: float | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from edgeh2o.engine.results import GenerationResult
 from edgeh2o.engine.stats import GenerationStats
 
 STATS = GenerationStats(
@@ -32,6 +33,14 @@ STATS = GenerationStats(
     pairs_dense=10_000_000,
     memory_bytes={"weights": 90 * 2**20, "kv_cache": 180 * 2**20},
 )
+
+
+def test_statistics_and_results_can_be_keys() -> None:
+    result = GenerationResult(
+        text="a", token_ids=(5,), logprobs=None, finish_reason="stop", stats=STATS
+    )
+    assert {STATS: 1, result: 2} == {replace(STATS): 1, replace(result): 2}
+    assert hash(STATS) != hash(replace(STATS, seed=8))
 
 
 def test_table() -> None:
