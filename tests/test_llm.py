@@ -83,7 +83,7 @@ def test_models_and_files_are_named_by_paths(llm: LLM, name: Any) -> None:
             use(name)
 
 
-@pytest.mark.parametrize("messages", [None, 5, b"x", "x", {"role": "user"}, object(), [None]])
+@pytest.mark.parametrize("messages", [None, 5, b"x", "x", {"role": "user"}, object(), [None], []])
 def test_messages_of_another_kind_are_refused(llm: LLM, messages: Any) -> None:
     for answer in (llm.chat, llm.stream_chat):
         with pytest.raises(UsageError, match="messages are a list such as"):

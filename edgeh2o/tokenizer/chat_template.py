@@ -92,6 +92,7 @@ class ChatTemplate:
             not isinstance(messages, Sequence)
             or isinstance(messages, (str, bytes))
             or not all(isinstance(message, Mapping) for message in messages)
+            or not messages
         ):
             raise UsageError(
                 'messages are a list such as [{"role": "user", "content": "Hello"}], '

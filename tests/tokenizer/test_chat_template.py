@@ -233,6 +233,7 @@ def test_a_template_that_is_no_text() -> None:
         ([{"role": "user"}], "content of a message must be text"),
         ([{"role": "user", "content": b"a"}], "message holds a bytes"),
         ([{"content": "a"}], "needs a role"),
+        ([], r"messages are a list such as .*got \[\]"),
         ("Hello", "messages are a list such as .*got 'Hello'"),
         (["Hello"], "messages are a list such as"),
         ({"role": "user", "content": "a"}, "messages are a list such as"),
