@@ -62,6 +62,10 @@ class RenderedChat:
         return self.text.translate({ord(mark): text for mark, text in self.stand_ins.items()})
 
 
+# What transformers gives every template: None where there are no tools, and they are defined.
+_NEITHER = {"tools": None, "documents": None}
+
+
 class ChatTemplate:
     """One compiled template. Raises FormatError if it is too large or not a template."""
 
@@ -109,7 +113,7 @@ class ChatTemplate:
         )
         text = _guarded(
             lambda: self._template.render(
-                self._variables | given,
+                _NEITHER | self._variables | given,
                 messages=marked,
                 add_generation_prompt=add_generation_prompt,
                 bos_token=tokenizer.bos_text,

@@ -91,6 +91,9 @@ def test_the_default_model_s_template(smollm2_path: Path) -> None:
         ("a{% generation %}{{ 'b' }}{% endgeneration %}c", "abc"),
         ("{% if true %}\n  x\n{% endif %}\ny", "  x\ny"),
         ("{{ missing }}{{ missing is defined }}", "False"),
+        # As transformers has it: templates ask for them in all of these ways.
+        ("{{ tools is none }}{{ tools is defined }}{{ documents is not none }}", "TrueTrueFalse"),
+        ("{% if not tools is defined %}a{% endif %}{% if tools %}b{% endif %}", ""),
         ("{{ messages[0].role ~ messages[-1]['content'][:5] }}", "systemHello"),
         ("{{ messages | selectattr('role', 'equalto', 'user') | list | length }}", "1"),
         ("{{ ' '.join(['a', 'b']) }}{{ ['a', 1] | join('-') }}", "a ba-1"),
