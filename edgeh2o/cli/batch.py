@@ -118,6 +118,7 @@ def execute(args: argparse.Namespace) -> int:
         else:
             with open_model(options, check=opened.append, **read_template(args)) as (_, bars):
                 bars.close()
+                opened[0].check_options(sampling)  # else every request would be refused
                 note_profile(opened[0], is_quiet=args.quiet)
                 engine = AnswerEngine(opened[0], prefix_ram_bytes=args.prefix_cache_ram)
                 try:

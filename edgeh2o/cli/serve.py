@@ -163,6 +163,7 @@ def execute(args: argparse.Namespace) -> int:
         loading.enter_context(LoadingNotice(listening))
         _, bars = stack.enter_context(open_model(options, check=opened.append, **template))
         bars.close()
+        opened[0].check_options(sampling)  # else every request would be refused
         note_profile(opened[0], is_quiet=args.quiet)
         engine = AnswerEngine(
             opened[0],

@@ -87,6 +87,13 @@ class Session:
         goes_on = sampling.context_full == EVICT_WHEN_FULL
         self.plan.choose_context(len(opening().encode()), sampling.max_tokens, goes_on=goes_on)
 
+    def check_options(self, sampling: SamplingParams) -> None:
+        """Raises what ``stream`` would for any prompt with these options. Needs the weights."""
+        goes_on = sampling.context_full == EVICT_WHEN_FULL
+        context = self.plan.choose_context(1, sampling.max_tokens)
+        plan = self._plan_anew(1, context, goes_on=goes_on, stays_open=True)
+        check_request(plan, context, sampling, self.model, has_draft=bool(self._draft))
+
     def stream(
         self, opening: Callable[[], Prompt], sampling: SamplingParams | None, **options: Any
     ) -> GenerationStream:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +40,33 @@ def test_neighbours_change_nothing(serving_model: Path, way: str) -> None:
         assert len(each.logprobs) == 150
         assert (each.stats.evicted_tokens > 0) == (way == "evict")
         assert (each.stats.context_shifts > 0) == (way == "shift")
+
+
+@pytest.mark.parametrize("verb", ["serve", "batch"])
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--context-full", "evict", "--cache-type", "q8_0"], "q8_0 would be rounded anew"),
+        (["--context-full", "evict", "--lookup", "4"], "--lookup.* does not go with"),
+        (["--context-full", "shift", "-c", "40"], "40 positions is too short"),
+    ],
+)
+def test_options_by_which_every_request_would_be_refused_are(
+    serving_model: Path,
+    tmp_path: Path,
+    verb: str,
+    flags: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Before the first one comes."""
+    requests = tmp_path / "requests.jsonl"
+    body = {"prompt": "the hen", "max_tokens": 2}
+    requests.write_text(json.dumps({"custom_id": "1", "url": "/v1/completions", "body": body}))
+    files = [str(requests), "-o", str(tmp_path / "out.jsonl")]
+    arguments = files if verb == "batch" else ["--port", "0"]
+    assert main([verb, str(serving_model), *arguments, *flags]) == 2
+    assert re.search(message, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("verb", ["serve", "batch"])
