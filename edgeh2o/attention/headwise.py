@@ -30,6 +30,7 @@ from .head_budgets import (
     HeadBudgets,
     budget_of_length,
     find_budgets,
+    grow_limits,
     keys_per_query,
 )
 from .headwise_settings import DECODE_FROM, HeadwiseSettings, is_positive_int
@@ -267,14 +268,16 @@ class HeadwiseConfig(HeadwiseSettings):
         if 0 < self.max_past < context:
             return None
         by_query_head = model.splits_groups
-        # Room for every budget of a table, and enough to keep all of what is read first.
-        room = (PROFILE_TOKENS,) * count_sets(model, by_query_head=by_query_head)
+        # Room for every budget of a profile, and enough to keep all of what is read first.
+        grown = budget_of_length(PROFILE_BUDGET, context, PROFILE_LENGTH) / PROFILE_BUDGET
+        (most,) = grow_limits((PROFILE_TOKENS,), grown)
+        room = (most,) * count_sets(model, by_query_head=by_query_head)
         decodes = self.decode_attention == "headwise"
         return replace(
             self,
             budgets=room,
             by_query_head=by_query_head,
-            decode_budgets=(PROFILE_TOKENS,) * model.n_slots if decodes else None,
+            decode_budgets=(most,) * model.n_slots if decodes else None,
             budget=self.budget or PROFILE_BUDGET,
             source=UNKNOWN,
             prompts=0,

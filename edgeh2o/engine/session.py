@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ..attention.kept_profiles import keep_profile, merge_profiles
 from ..config import EVICT_WHEN_FULL, SamplingParams
@@ -18,9 +18,9 @@ from ..runners.base import Runner, RunnerState, n_evicted
 from .access import ExclusiveAccess, GenerationStream
 from .generate import Generation
 from .learning import Learner, describe_knowledge, may_learn, measure_profile
-from .payoff import choose_reading
+from .prompt_cache import PromptCache, Start
 from .request_checks import check_request
-from .transcript import Transcript, count_common
+from .transcript import Transcript
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,24 +38,8 @@ if TYPE_CHECKING:
 OnProgress = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Where a prompt of ``n_prompt`` tokens begins: behind ``n_kept`` of the cache, or anew.
-
-    It is read by ``plan``, with room for ``context`` tokens.
-    """
-
-    plan: RunPlan
-    context: int
-    n_prompt: int
-    n_kept: int = 0
-
-
 class Session:
-    """Prompts go on from what the cache holds, and files keep it.
-
-    A runner is reallocated only when a prompt needs more context.
-    """
+    """Prompts go on from what the cache holds, and files keep it."""
 
     def __init__(
         self,
@@ -67,16 +51,11 @@ class Session:
         on_progress: OnProgress | None,
     ) -> None:
         self._prompts: PromptReader | None = prompts
-        self.plan = plan  # of prompts that begin anew
-        self._running = plan  # of what the cache holds
-        self._profile: BudgetTable | None = None  # what prompts of this process have made
+        self.cache = PromptCache(plan)
         self.path = path
-        self._model: LoadedModel | None = None
         self._draft: DraftModel | None = None
         self.load_s = 0.0
         self.access = ExclusiveAccess()
-        self.runner: Runner | None = None  # None before the first prompt
-        self._is_open = False  # what it holds may be gone on from
         self._seed = seed
         self._on_progress = on_progress
         self._transcript: Transcript | None = None
@@ -90,8 +69,9 @@ class Session:
     def check_options(self, sampling: SamplingParams) -> None:
         """Raises what ``stream`` would for any prompt with these options. Needs the weights."""
         goes_on = sampling.context_full == EVICT_WHEN_FULL
-        context = self.plan.choose_context(1, sampling.max_tokens)
-        plan = self._plan_anew(1, context, goes_on=goes_on, stays_open=True)
+        plan, context = self.cache.plan_prompt(
+            1, sampling.max_tokens, goes_on=goes_on, stays_open=True
+        )
         check_request(plan, context, sampling, self.model, has_draft=bool(self._draft))
 
     def stream(
@@ -138,22 +118,22 @@ class Session:
         sampling = sampling if sampling.seed is not None else replace(sampling, seed=self._seed)
         prompt = opening()
         token_ids = prompt.encode(self.transcript if keep_cache else None)
-        start = self._choose_start(token_ids.tolist(), sampling, keep_cache=keep_cache)
+        start = self.cache.choose_start(token_ids.tolist(), sampling, keep_cache=keep_cache)
         # What is there stays as it is until nothing can be refused any more.
         check_request(start.plan, start.context, sampling, self.model, has_draft=bool(self._draft))
         if sampling.schema is not None:
             from .grammar import constrain
 
             grammar = constrain(sampling.schema, self.model.tokenizer, self.plan.config.vocab_size)
-        runner, n_cached = self._begin_at(start, sampling)
-        batch_size = self._running.open_batch_size if keep_cache else runner.batch_size
+        runner, n_cached = self._take_runner(start, sampling)
+        batch_size = self.cache.running.open_batch_size if keep_cache else runner.batch_size
         is_whole = not n_cached and len(token_ids) <= runner.max_context
         length = runner.max_context if keep_cache else len(token_ids)
         learner = self._start_learner(len(token_ids), length) if is_whole else None
         draft = self._draft and self._draft.prepared(sampling, runner.max_context)
         if n_cached:
             runner.rewind(n_cached)
-        self._is_open = keep_cache
+        self.cache.is_open = keep_cache
         text = prompt.transcript
         self._transcript = text and text.with_prompt_ids(token_ids.tolist())
         self._generation = Generation(
@@ -172,18 +152,30 @@ class Session:
             grammar=grammar,
             started_at=started_at,
             run={
-                **self._running.report(),
+                **self.cache.running.report(),
                 "model": str(self.path),
                 "load_s": self.load_s,
                 "context_size": runner.max_context,
                 "note": describe_knowledge(
-                    self._running, self.model, len(token_ids), learns=learner is not None
+                    self.cache.running, self.model, len(token_ids), learns=learner is not None
                 ),
             },
         )
         sizes = {"weights": self.model.weight_bytes, **runner.memory_bytes}
         self._generation.describe_run(memory_bytes=sizes | (draft.memory_bytes if draft else {}))
         return self._generation
+
+    def _take_runner(self, start: Start, sampling: SamplingParams) -> tuple[Runner, int]:
+        """As ``PromptCache.begin_at``; the prompt in progress ends, unless nothing has changed."""
+        transcript = self.transcript if start.n_kept else None
+        try:
+            runner, n_cached = self.cache.begin_at(start, sampling)
+        except BaseException:
+            if self.runner is None:
+                self._generation = self._transcript = None
+            raise
+        self._generation, self._transcript = None, transcript if n_cached else None
+        return runner, n_cached
 
     def _require_current(self, generation: Generation) -> None:
         """Lets ``generation`` go on, if the runner is still its own."""
@@ -198,39 +190,27 @@ class Session:
 
         ``length`` is what the prompt may grow to.
         """
-        if not may_learn(self._running, self.model, n_prompt_tokens):
+        if not may_learn(self.cache.running, self.model, n_prompt_tokens):
             return None
         return Learner(
             self.model,
-            self._running,
+            self.cache.running,
             n_prompt_tokens,
             partial(self._learn_while_reading, length),
-            known=self._profile,
+            known=self.cache.profile,
         )
 
-    def _learn(self, table: BudgetTable) -> None:
-        """Prompts that begin anew go by the profile."""
-        self._profile = table
-        self.plan = self.plan.varied(self.plan.settings.with_profile(table))
-
     def _learn_while_reading(self, length: int, table: BudgetTable | None) -> None:
-        """And so does the rest of one that is learning, dense if there is no profile or gain."""
+        """So does the rest of a prompt that is learning, dense if there is no profile or gain."""
         if table is not None:
-            self._learn(table)
-        runner, generation, running = self.runner, self._generation, self._running
-        if not running.attention.is_learning or runner is None or generation is None:
+            self.cache.learn(table)
+        generation, runner = self._generation, self.runner
+        if generation is None or runner is None or not self.cache.is_learning:
             return
-        if table is None:
-            self._running = running.reading_all_on()
-        else:
-            chosen = choose_reading(self.plan, self.model, length)
-            reads_all = chosen.attention.reads_all
-            self._running = self.plan.reading_all_on(saves_time=True) if reads_all else chosen
-        chosen = cast("Any", self._running.attention)
-        cast("Any", runner).policy.set_budgets(chosen.budgets, chosen.decode_budgets or ())
+        self.cache.end_learning(length, has_learnt=table is not None)
         if table is not None:
             note = f"the first {runner.position:,} tokens read dense and profiled"
-            generation.describe_run(**self._running.report(), note=note)
+            generation.describe_run(**self.cache.running.report(), note=note)
 
     def profile(self, token_ids: NDArray[np.int32], *, is_kept: bool = False) -> bool:
         """Makes a profile of ``token_ids`` [n], if the model lacks one and n suffices.
@@ -241,7 +221,7 @@ class Session:
         with self.access.call():
             table = measure_profile(self.plan, self.model, token_ids)
             if table is not None:
-                self._learn(keep_profile(table) if is_kept else merge_profiles(None, table))
+                self.cache.learn(keep_profile(table) if is_kept else merge_profiles(None, table))
             return table is not None
 
     @property
@@ -254,20 +234,30 @@ class Session:
     @property
     def model(self) -> LoadedModel:
         """The weights. Raises UsageError once they are freed, and while they are being loaded."""
-        if self._model is None:
-            raise UsageError("the model is closed, or not loaded yet; load it again")
-        return self._model
+        return self.cache.model
+
+    @property
+    def plan(self) -> RunPlan:
+        """Of prompts that begin anew."""
+        return self.cache.plan
+
+    @property
+    def runner(self) -> Runner | None:
+        """What holds the prompt; None before the first one."""
+        return self.cache.runner
 
     def take_weights(
         self, model: LoadedModel, load_s: float, draft: DraftModel | None = None
     ) -> None:
         """Makes the session fit to answer; ``load_s`` seconds were needed for it."""
-        self._model = self.prompts.model = model
+        self.prompts.model = model
+        self.cache.take_weights(model)
         self._draft, self.load_s = draft, load_s
 
     def close(self) -> None:
         """Frees the weights and the cache; the prompt in progress ends with an error."""
-        self._prompts = self._model = self._draft = self.runner = None
+        self.cache.close()
+        self._prompts = self._draft = None
         self._generation = self._transcript = None
 
     def prepare(
@@ -278,150 +268,25 @@ class Session:
         goes_on: bool = False,
         stays_open: bool = False,
     ) -> Runner:
-        """A runner at position 0 with room for the prompt. Raises as ``_begin`` does.
+        """A runner at position 0 with room for the prompt; see ``PromptCache.plan_prompt``.
 
-        ``plan`` is that of a saved session; else the first prompt from which the model is learnt
-        begins dense, budgets are those of its length, and one that sparse prefill would not read
-        faster is read dense: for one that ``stays_open`` when the context is full. A prompt that
-        ``goes_on`` past the context needs no room for all of it.
+        The prompt in progress ends. Raises as ``_begin`` does.
         """
-        needed = self.plan.choose_context(n_prompt, max_tokens, goes_on=goes_on)
-        if plan is None:
-            plan = self._plan_anew(n_prompt, needed, goes_on=goes_on, stays_open=stays_open)
-        else:
-            plan = plan.rounding_for(needed)
-        return self._start_anew(plan, needed)
-
-    def _plan_anew(
-        self, n_prompt: int, context: int, *, goes_on: bool, stays_open: bool
-    ) -> RunPlan:
-        """By what a prompt is read that begins anew; see ``prepare``."""
-        length = context if stays_open else min(n_prompt, context)
-        plan = choose_reading(self.plan, self.model, length)
-        learns = n_prompt <= context and may_learn(plan, self.model, n_prompt)
-        if learns and plan.attention.profiled_prompts == 0:
-            plan = plan.learning(context)
-        return plan.evicting() if goes_on else plan
-
-    def _start_anew(self, plan: RunPlan, context: int) -> Runner:
-        """A runner at position 0; what the one before held is gone, and its stream ends."""
+        plan, context = self.cache.plan_prompt(
+            n_prompt, max_tokens, plan, goes_on=goes_on, stays_open=stays_open
+        )
         self._generation = self._transcript = None
-        if self.runner is not None and plan == self._running and self._holds(context):
-            self.runner.reset()
-        else:
-            self.runner = None  # freed before the next one is allocated
-            self._running = plan
-            self.runner = plan.start_runner(self.model, context)
-        return self.runner
-
-    def _holds(self, context: int) -> bool:
-        """Whether the runner has room for so many positions, and counts them alike."""
-        length = 0 if self.runner is None else self.runner.max_context
-        return length >= context and self.plan.rotates_alike(length, context)
-
-    def _choose_start(
-        self, prompt: Sequence[int], sampling: SamplingParams, *, keep_cache: bool
-    ) -> Start:
-        """Where a prompt begins; nothing changes yet. Raises UsageError for one that is too long.
-
-        The cache is kept as far as it agrees with the prompt. What a sparse prefill has read cannot
-        be taken back singly: a prompt that departs from it earlier goes on from the last mark
-        before. What an eviction has left serves prompts that go on past the context too.
-        """
-        goes_on, n_prompt = sampling.context_full == EVICT_WHEN_FULL, len(prompt)
-        if keep_cache:
-            needed = self._running.choose_context(n_prompt, sampling.max_tokens, goes_on=goes_on)
-            n_kept = self._count_kept(prompt, needed, goes_on=goes_on)
-            if n_kept:
-                held = self.runner.max_context if self.runner else 0
-                return Start(self._running, max(held, needed), n_prompt, n_kept)
-        needed = self.plan.choose_context(n_prompt, sampling.max_tokens, goes_on=goes_on)
-        plan = self._plan_anew(n_prompt, needed, goes_on=goes_on, stays_open=keep_cache)
-        return Start(plan, needed, n_prompt)
-
-    def _count_kept(self, prompt: Sequence[int], needed: int, *, goes_on: bool) -> int:
-        """Tokens of the cache, in whose place as many of ``prompt`` need not be read."""
-        runner = self.runner
-        if runner is None or not self._is_open or not self._may_serve(runner, goes_on):
-            return 0
-        n_kept = count_common(runner.token_ids, prompt)
-        if n_kept == len(prompt) and (runner.prompt_logits is None or n_kept != runner.prefill_end):
-            n_kept -= 1  # the logits after the last token are needed
-        n_kept = runner.find_mark(n_kept)
-        if not n_kept or not self.may_go_on(n_kept, len(prompt), needed):
-            return 0
-        is_short = runner.max_context < needed and 2 * n_kept < len(prompt)
-        return 0 if is_short and self._may_turn_sparse(needed) else n_kept
-
-    def _begin_at(self, start: Start, sampling: SamplingParams) -> tuple[Runner, int]:
-        """A runner for the prompt and how much it holds of it, to which it is yet to be rewound.
-
-        The cache grows with its contents where it is too short. Raises ResourceError.
-        """
-        if not start.n_kept:
-            return self._start_anew(start.plan, start.context), 0
-        runner = self.runner
-        if runner is not None and runner.max_context < start.context:
-            runner = self._grow(runner, start.n_kept, start.context)
-        if runner is None:  # what its rule has seen cannot be moved
-            goes_on = sampling.context_full == EVICT_WHEN_FULL
-            runner = self.prepare(
-                start.n_prompt, sampling.max_tokens, goes_on=goes_on, stays_open=True
-            )
-            return runner, 0
-        self._transcript, self._generation = self.transcript, None
-        return runner, start.n_kept
-
-    def _may_serve(self, runner: Runner, goes_on: bool) -> bool:
-        """Whether a prompt that ``goes_on`` past the context, or not, may begin with the cache."""
-        if goes_on:
-            return self._running.evicting() == self._running
-        return not n_evicted(runner)
+        return self.cache.begin_anew(plan, context)
 
     def may_go_on(self, n_kept: int, n_prompt: int, context: int) -> bool:
-        """Whether a prompt may begin with so many tokens of the cache, and go on by its plan.
-
-        In a context so long, for which the cache may have to grow.
-        """
-        length = context if self.runner is None else self.runner.max_context
-        return self.plan.rotates_alike(length, context) and self.plan.may_go_on_by(
-            self._running, n_kept, n_prompt, context
-        )
-
-    def _may_turn_sparse(self, context: int) -> bool:
-        """Whether the cache was read dense for being short, and ``context`` no longer is."""
-        is_dense = choose_reading(self.plan, self.model, context).attention.reads_all
-        return self._running.attention.reads_all and not is_dense
-
-    def _grow(self, old: Runner, n_kept: int, needed: int) -> Runner | None:
-        """Moves so many tokens to a longer context; None if the attention's rule cannot be."""
-        trained = self._running.config.context_length
-        # Twice as long, lest a chat moves at every turn.
-        context = max(needed, min(trained, 2 * old.max_context))
-        if not self._running.rotates_alike(context, needed):
-            context = needed
-        runner = self._running.start_runner(self.model, context)
-        old.rewind(n_kept)
-        self.runner = runner if RunnerState.copy(old, runner) else None
-        return self.runner
+        """As ``PromptCache.may_go_on``."""
+        return self.cache.may_go_on(n_kept, n_prompt, context)
 
     def begin_as(self, other: Session, n_tokens: int, context: int) -> None:
-        """Takes up the first ``n_tokens`` of another session of the model, up to one of its marks.
-
-        With room for ``context`` tokens. The other stays as it is, and may be at work. Raises
-        ResourceError for what does not fit in memory, ValueError for runners without ``copy_from``.
-        """
+        """Takes up the first ``n_tokens`` of another session; see ``PromptCache.copy_from``."""
         with self.access.call():
-            source, self.runner = other.runner, None
-            runner = other._running.start_runner(self.model, context)
-            copy = getattr(runner, "copy_from", None)
-            if copy is None or source is None:
-                raise ValueError("these runners cannot be copied")
-            copy(source, n_tokens)
-            self.plan, self._profile = other.plan, other._profile
-            self._running, self.runner = other._running, runner
+            self.cache.copy_from(other.cache, n_tokens, context)
             self._generation, self._transcript = None, other._transcript
-            self._is_open = True
 
     def forget(self) -> None:
         """Leaves nothing to go on from, and no word of it to save."""
@@ -433,13 +298,12 @@ class Session:
     @property
     def fingerprint(self) -> Mapping[str, Any]:
         """That of a session file which is made now."""
-        return self._running.fingerprint(self.model)
+        return self.cache.fingerprint
 
     @property
     def has_open_prompt(self) -> bool:
-        """Whether there is something to go on from: a prompt, or its beginning up to a mark."""
-        runner = self.runner
-        return self._is_open and runner is not None and runner.find_mark(runner.position) > 0
+        """As ``PromptCache.has_open_prompt``."""
+        return self.cache.has_open_prompt
 
     def save(self, path: Path, extra: Mapping[str, Any]) -> None:
         """Writes a session file; one without a cache if there is only ``extra`` to go on from.
@@ -477,7 +341,7 @@ class Session:
             write_session(
                 path,
                 fingerprint=self.fingerprint,
-                is_taught=self._running.attention.is_taught,
+                is_taught=self.cache.running.attention.is_taught,
                 state=RunnerState.of(runner),
                 rows=runner.cached_rows(),
                 document=document,
@@ -486,7 +350,7 @@ class Session:
 
     def load(self, path: Path) -> dict[str, Any]:
         """Takes up a session file; returns its ``extra``."""
-        from .session_file import open_session
+        from .session_file import find_room, open_session
 
         with self.access.call(), ExitStack() as stack:
             plan, vocab_size = self._plan_of_file(path), self.plan.config.vocab_size
@@ -501,32 +365,12 @@ class Session:
                 None if values is None else Transcript.from_dict(values, vocab_size=vocab_size)
             )
             n_tokens = len(saved.state.token_ids)
-            room = self._find_room(path, n_tokens, saved.context)
+            room = find_room(self.plan, path, n_tokens, saved.context)
             runner = self.prepare(n_tokens, room, plan)
             saved.restore(runner)
-            self._generation, self._transcript, self._is_open = None, transcript, True
+            self._generation, self._transcript = None, transcript
+            self.cache.is_open = True
         return extra
-
-    def _find_room(self, path: Path, n_tokens: int, made_for: int) -> int:
-        """Tokens that a file needs room for behind its own, -1 for those of an open answer.
-
-        Such that its context rotates keys as that in which it was made. Raises UsageError.
-        """
-        context = self.plan.choose_context(n_tokens, -1, goes_on=True)
-        if n_tokens > context:
-            raise UsageError(
-                f"the session file {path} holds {n_tokens} tokens and the context {context}; "
-                f"use -c {n_tokens + 1} or more, or name another file with --session"
-            )
-        for room in (-1, max(0, made_for - n_tokens)):
-            held = self.plan.choose_context(n_tokens, room)
-            if n_tokens == 0 or self.plan.rotates_alike(held, made_for):
-                return room
-        raise UsageError(
-            f"the session file {path} was made in a context of {made_for} positions and this one "
-            f"has {context}, for which the model rotates its keys otherwise (LongRoPE); use "
-            f"-c {made_for}, or name another file with --session"
-        )
 
     @property
     def transcript(self) -> Transcript | None:

@@ -33,6 +33,8 @@ from ..runners.base import Runner, RunnerState
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from .plan import RunPlan
+
 MAGIC = b"EH2OSESS"
 FORMAT_VERSION = 2
 MAX_HEADER_BYTES = 2**20
@@ -114,6 +116,28 @@ def write_session(
             f"cannot save the session to {path}: {error.strerror or error}; "
             "what was saved there before is unchanged"
         ) from None
+
+
+def find_room(plan: RunPlan, path: Path, n_tokens: int, made_for: int) -> int:
+    """Tokens that a file needs room for behind its own, -1 for those of an open answer.
+
+    Such that its context rotates keys as that in which it was made. Raises UsageError.
+    """
+    context = plan.choose_context(n_tokens, -1, goes_on=True)
+    if n_tokens > context:
+        raise UsageError(
+            f"the session file {path} holds {n_tokens} tokens and the context {context}; "
+            f"use -c {n_tokens + 1} or more, or name another file with --session"
+        )
+    for room in (-1, max(0, made_for - n_tokens)):
+        held = plan.choose_context(n_tokens, room)
+        if n_tokens == 0 or plan.rotates_alike(held, made_for):
+            return room
+    raise UsageError(
+        f"the session file {path} was made in a context of {made_for} positions and this one "
+        f"has {context}, for which the model rotates its keys otherwise (LongRoPE); use "
+        f"-c {made_for}, or name another file with --session"
+    )
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import pytest
 from edgeh2o import LLM, HeadwiseConfig, PrefillConfig, SamplingParams, UsageError
 from edgeh2o.attention.base import SparseAttentionConfig
 from edgeh2o.attention.budget_table import BudgetTable, table_path, write_table
+from edgeh2o.attention.head_budgets import grow_budgets
 from edgeh2o.config import RuntimeConfig
 from edgeh2o.engine import payoff
 from edgeh2o.engine.calibration import LEVELS
@@ -65,7 +66,9 @@ def plan_of(llm: LLM, attention: SparseAttentionConfig) -> RunPlan:
     return RunPlan.of(llm.config, attention, UNGUARDED, RuntimeConfig())
 
 
-def test_a_prompt_is_read_by_the_budget_of_its_length(path: Path, by_table: HeadwiseConfig) -> None:
+def test_a_prompt_is_read_by_the_budget_of_its_length(
+    path: Path, table: BudgetTable, by_table: HeadwiseConfig
+) -> None:
     pairs = {}
     with load(path, by_table) as llm:
         for n_tokens, budget in ((3000, OWN), (LONG, LONG_BUDGET), (3000, OWN)):
@@ -73,11 +76,14 @@ def test_a_prompt_is_read_by_the_budget_of_its_length(path: Path, by_table: Head
             assert (stats.attention["budget"], stats.attention["table"]) == (budget, "file")
             assert f"budget {budget}" in stats.format_table()
             pairs[budget] = stats.pairs_computed
-    for asked_for in (OWN, LONG_BUDGET):
-        with load(path, replace(by_table, budget=asked_for)) as llm:
+    of_heads = HeadwiseConfig(
+        budgets=grow_budgets(table, OWN, LONG_BUDGET), by_query_head=table.n_heads > 0
+    )
+    for attention in (of_heads, replace(by_table, budget=OWN)):
+        with load(path, attention) as llm:
             stats = llm.generate(prompt_of(llm, LONG), ONE_TOKEN).stats
-            assert stats.attention["budget"] == asked_for
-            assert (stats.pairs_computed == pairs[LONG_BUDGET]) == (asked_for == LONG_BUDGET)
+            assert (stats.pairs_computed == pairs[LONG_BUDGET]) == (attention is of_heads)
+            assert stats.pairs_computed <= pairs[LONG_BUDGET]
 
 
 def test_evaluations_read_as_prompts_are_read(path: Path, by_table: HeadwiseConfig) -> None:

@@ -1,0 +1,241 @@
+"""What a session's runner holds, by which plan it read it, and where the next prompt begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from ..config import EVICT_WHEN_FULL, SamplingParams
+from ..errors import UsageError
+from ..runners.base import Runner, RunnerState, n_evicted
+from .learning import may_learn
+from .payoff import choose_reading
+from .transcript import count_common
+
+if TYPE_CHECKING:
+    from ..attention.budget_table import BudgetTable
+    from .models import LoadedModel
+    from .plan import RunPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a prompt of ``n_prompt`` tokens begins: behind ``n_kept`` of the cache, or anew.
+
+    It is read by ``plan``, with room for ``context`` tokens.
+    """
+
+    plan: RunPlan
+    context: int
+    n_prompt: int
+    n_kept: int = 0
+
+
+class PromptCache:
+    """A runner, which is reallocated only when a prompt needs more context.
+
+    ``plan`` is that of prompts that begin anew, and follows what prompts teach; ``running`` is that
+    of what the runner holds.
+    """
+
+    def __init__(self, plan: RunPlan) -> None:
+        self.plan = self.running = plan
+        self.profile: BudgetTable | None = None  # what prompts of this process have made
+        self.runner: Runner | None = None  # None before the first prompt
+        self.is_open = False  # what it holds may be gone on from
+        self._model: LoadedModel | None = None
+
+    @property
+    def model(self) -> LoadedModel:
+        """The weights. Raises UsageError once they are freed, and while they are being loaded."""
+        if self._model is None:
+            raise UsageError("the model is closed, or not loaded yet; load it again")
+        return self._model
+
+    def take_weights(self, model: LoadedModel) -> None:
+        """Makes the cache fit for prompts."""
+        self._model = model
+
+    def close(self) -> None:
+        """Frees the weights and the runner."""
+        self._model = self.runner = None
+
+    @property
+    def fingerprint(self) -> Mapping[str, Any]:
+        """Of the model and how it read what the runner holds."""
+        return self.running.fingerprint(self.model)
+
+    @property
+    def has_open_prompt(self) -> bool:
+        """Whether there is something to go on from: a prompt, or its beginning up to a mark."""
+        runner = self.runner
+        return self.is_open and runner is not None and runner.find_mark(runner.position) > 0
+
+    def plan_prompt(
+        self,
+        n_prompt: int,
+        max_tokens: int,
+        plan: RunPlan | None = None,
+        *,
+        goes_on: bool,
+        stays_open: bool,
+    ) -> tuple[RunPlan, int]:
+        """By what a prompt that begins anew is read, and the context for it and its answer.
+
+        ``plan`` is that of a saved session; else the first prompt from which the model is learnt
+        begins dense, budgets are those of its length, and one that sparse prefill would not read
+        faster is read dense: for one that ``stays_open`` when the context is full. A prompt that
+        ``goes_on`` past the context needs no room for all of it. Raises UsageError for one that is
+        too long.
+        """
+        context = self.plan.choose_context(n_prompt, max_tokens, goes_on=goes_on)
+        if plan is not None:
+            return plan.rounding_for(context), context
+        length = context if stays_open else min(n_prompt, context)
+        plan = choose_reading(self.plan, self.model, length)
+        learns = n_prompt <= context and may_learn(plan, self.model, n_prompt)
+        if learns and plan.attention.profiled_prompts == 0:
+            plan = plan.learning(context)
+        return plan.evicting() if goes_on else plan, context
+
+    def begin_anew(self, plan: RunPlan, context: int) -> Runner:
+        """A runner at position 0; what the one before held is gone. Raises ResourceError."""
+        if self.runner is not None and plan == self.running and self._holds(context):
+            self.runner.reset()
+        else:
+            self.runner = None  # freed before the next one is allocated
+            self.running = plan
+            self.runner = plan.start_runner(self.model, context)
+        return self.runner
+
+    def _holds(self, context: int) -> bool:
+        """Whether the runner has room for so many positions, and counts them alike."""
+        length = 0 if self.runner is None else self.runner.max_context
+        return length >= context and self.plan.rotates_alike(length, context)
+
+    def choose_start(
+        self, prompt: Sequence[int], sampling: SamplingParams, *, keep_cache: bool
+    ) -> Start:
+        """Where a prompt begins; nothing changes yet. Raises UsageError for one that is too long.
+
+        The cache is kept as far as it agrees with the prompt. What a sparse prefill has read cannot
+        be taken back singly: a prompt that departs from it earlier goes on from the last mark
+        before. What an eviction has left serves prompts that go on past the context too.
+        """
+        goes_on, n_prompt = sampling.context_full == EVICT_WHEN_FULL, len(prompt)
+        if keep_cache:
+            needed = self.running.choose_context(n_prompt, sampling.max_tokens, goes_on=goes_on)
+            n_kept = self._count_kept(prompt, needed, goes_on=goes_on)
+            if n_kept:
+                held = self.runner.max_context if self.runner else 0
+                return Start(self.running, max(held, needed), n_prompt, n_kept)
+        plan, needed = self.plan_prompt(
+            n_prompt, sampling.max_tokens, goes_on=goes_on, stays_open=keep_cache
+        )
+        return Start(plan, needed, n_prompt)
+
+    def _count_kept(self, prompt: Sequence[int], needed: int, *, goes_on: bool) -> int:
+        """Tokens of the cache, in whose place as many of ``prompt`` need not be read."""
+        runner = self.runner
+        if runner is None or not self.is_open or not self._may_serve(runner, goes_on):
+            return 0
+        n_kept = count_common(runner.token_ids, prompt)
+        if n_kept == len(prompt) and (runner.prompt_logits is None or n_kept != runner.prefill_end):
+            n_kept -= 1  # the logits after the last token are needed
+        n_kept = runner.find_mark(n_kept)
+        if not n_kept or not self.may_go_on(n_kept, len(prompt), needed):
+            return 0
+        is_short = runner.max_context < needed and 2 * n_kept < len(prompt)
+        return 0 if is_short and self._may_turn_sparse(needed) else n_kept
+
+    def begin_at(self, start: Start, sampling: SamplingParams) -> tuple[Runner, int]:
+        """A runner for the prompt and how much it holds of it, to which it is yet to be rewound.
+
+        The cache grows with its contents where it is too short. Raises ResourceError.
+        """
+        if not start.n_kept:
+            return self.begin_anew(start.plan, start.context), 0
+        runner = self.runner
+        if runner is not None and runner.max_context < start.context:
+            runner = self._grow(runner, start.n_kept, start.context)
+        if runner is not None:
+            return runner, start.n_kept
+        goes_on = sampling.context_full == EVICT_WHEN_FULL
+        plan, context = self.plan_prompt(
+            start.n_prompt, sampling.max_tokens, goes_on=goes_on, stays_open=True
+        )
+        return self.begin_anew(plan, context), 0  # what its rule has seen cannot be moved
+
+    def _may_serve(self, runner: Runner, goes_on: bool) -> bool:
+        """Whether a prompt that ``goes_on`` past the context, or not, may begin with the cache."""
+        if goes_on:
+            return self.running.evicting() == self.running
+        return not n_evicted(runner)
+
+    def may_go_on(self, n_kept: int, n_prompt: int, context: int) -> bool:
+        """Whether a prompt may begin with so many tokens of the cache, and go on by its plan.
+
+        In a context so long, for which the cache may have to grow.
+        """
+        length = context if self.runner is None else self.runner.max_context
+        return self.plan.rotates_alike(length, context) and self.plan.may_go_on_by(
+            self.running, n_kept, n_prompt, context
+        )
+
+    def _may_turn_sparse(self, context: int) -> bool:
+        """Whether the cache was read dense for being short, and ``context`` no longer is."""
+        is_dense = choose_reading(self.plan, self.model, context).attention.reads_all
+        return self.running.attention.reads_all and not is_dense
+
+    def _grow(self, old: Runner, n_kept: int, needed: int) -> Runner | None:
+        """Moves so many tokens to a longer context; None if the attention's rule cannot be."""
+        trained = self.running.config.context_length
+        # Twice as long, lest a chat moves at every turn.
+        context = max(needed, min(trained, 2 * old.max_context))
+        if not self.running.rotates_alike(context, needed):
+            context = needed
+        runner = self.running.start_runner(self.model, context)
+        old.rewind(n_kept)
+        self.runner = runner if RunnerState.copy(old, runner) else None
+        return self.runner
+
+    def copy_from(self, other: PromptCache, n_tokens: int, context: int) -> None:
+        """Takes up the first ``n_tokens`` of another cache of the model, up to one of its marks.
+
+        With room for ``context`` tokens. The other stays as it is, and may be at work. Raises
+        ResourceError for what does not fit in memory, ValueError for runners without ``copy_from``.
+        """
+        source, self.runner = other.runner, None
+        runner = other.running.start_runner(self.model, context)
+        copy = getattr(runner, "copy_from", None)
+        if copy is None or source is None:
+            raise ValueError("these runners cannot be copied")
+        copy(source, n_tokens)
+        self.plan, self.profile = other.plan, other.profile
+        self.running, self.runner = other.running, runner
+        self.is_open = True
+
+    def learn(self, table: BudgetTable) -> None:
+        """Prompts that begin anew go by the profile."""
+        self.profile = table
+        self.plan = self.plan.varied(self.plan.settings.with_profile(table))
+
+    @property
+    def is_learning(self) -> bool:
+        """Whether the rest of the prompt in the runner waits for what its beginning teaches."""
+        return self.runner is not None and self.running.attention.is_learning
+
+    def end_learning(self, length: int, *, has_learnt: bool) -> None:
+        """The rest goes by the profile, or is read dense if there is none, or no gain.
+
+        ``length`` is what the prompt may grow to.
+        """
+        if not has_learnt:
+            self.running = self.running.reading_all_on()
+        else:
+            chosen = choose_reading(self.plan, self.model, length)
+            reads_all = chosen.attention.reads_all
+            self.running = self.plan.reading_all_on(saves_time=True) if reads_all else chosen
+        chosen = cast("Any", self.running.attention)
+        cast("Any", self.runner).policy.set_budgets(chosen.budgets, chosen.decode_budgets or ())
