@@ -162,7 +162,7 @@ def make_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
             config[key] = value(suffix)
     if value("attention.sliding_window"):
         config["sliding_window"] = value("attention.sliding_window")
-    if model_type == "gemma3_text":
+    if model_type in ("gemma2", "gemma3_text"):
         config["query_pre_attn_scalar"] = head_dim
     share = value("rope.dimension_count", head_dim) / head_dim
     if share != 1:

@@ -165,3 +165,100 @@ def test_multipliers_of_yarn_that_are_not_computed_are_refused() -> None:
     config = read_published("ministral3").config
     with pytest.raises(FormatError, match=r"'mscale' is 0\.5, which is not supported"):
         describe({**config, "rope_parameters": {**config["rope_parameters"], "mscale": 0.5}})
+
+
+# What transformers computes with where a key is missing, by the case it is tried on.
+_ROPE_KEYS = ("rope_parameters", "rope_scaling", "rope_theta")
+_GROUPS: dict[str, Any] = {"norm_topk_prob": True, "routed_scaling_factor": 2.5}
+_GROUPS |= {"n_group": 8, "topk_group": 4, "first_k_dense_replace": 3}
+_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "apertus": {
+        "rope_theta": 12e6,
+        "rope_scaling": {**_LLAMA3, "original_max_position_embeddings": 8192},
+    },
+    "gpt_oss": {
+        "rope_theta": 150000.0,
+        "rope_scaling": {**_YARN, "truncate": False, "original_max_position_embeddings": 4096},
+    },
+    "cohere": {"rope_theta": 500000.0},
+    "ernie4_5_moe": {"rope_theta": 500000.0},
+    "deepseek_v3": _GROUPS,
+    "deepseek_v32": _GROUPS,
+    "glm_moe_dsa": {"norm_topk_prob": True, "routed_scaling_factor": 2.5},
+    "glm4_moe_lite": {"routed_scaling_factor": 1.8},
+    "gemma4_text": {
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 1e6,
+            },
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_keys_that_are_missing_are_those_of_transformers(name: str) -> None:
+    """As models that do not say them answer there, and not as by other defaults."""
+    given = DEFAULTS[name]
+    left_out = {*given, *(_ROPE_KEYS if any("rope" in key for key in given) else ())}
+    config = {k: v for k, v in read_published(name).config.items() if k not in left_out}
+    silent, said = (describe_config(each, name) for each in (config, {**config, **given}))
+    assert describe(config) == describe({**config, **given})
+    assert silent.tables == said.tables
+
+
+_PLAIN: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 8192,
+    "vocab_size": 320,
+    "intermediate_size": 96,
+    "rms_norm_eps": 1e-6,
+}
+_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+_MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "key", "value"),
+    [
+        ("smollm3", {}, "smollm3.rope.freq_base", 2e6),
+        ("ernie4_5", {}, "ernie4_5.rope.freq_base", 5e5),
+        ("olmo3", {"sliding_window": 4096}, "olmo2.rope.freq_base", 5e5),
+        ("qwen2_vl_text", {}, "qwen2vl.rope.freq_base", 1e6),
+        ("qwen2_5_vl_text", {}, "qwen2vl.rope.freq_base", 1e6),
+        ("qwen3_vl_text", {}, "qwen3vl.rope.freq_base", 5e5),
+        ("glm4", {}, "glm4.rope.dimension_count", 8),
+        ("glm4", {"partial_rotary_factor": 0.25}, "glm4.rope.dimension_count", 4),
+        (
+            "phi3",
+            {"rope_scaling": {"type": "longrope", "short_factor": [1] * 8, "long_factor": [2] * 8}},
+            "phi3.rope.scaling.original_context_length",
+            4096,
+        ),
+        ("mistral", {}, "llama.attention.sliding_window", 4096),
+        ("mistral", {"sliding_window": None}, "llama.attention.sliding_window", None),
+    ],
+)
+def test_defaults_of_transformers(name: str, config: dict[str, Any], key: str, value: Any) -> None:
+    assert describe({**_PLAIN, **config, "model_type": name}).get(key) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "problem"),
+    [
+        ("gemma2", _CAPS, "'query_pre_attn_scalar' is 256, but 16 is what"),
+        ("qwen3_moe", _MIXTURE, "'norm_topk_prob' is False, which is not supported"),
+    ],
+)
+def test_defaults_that_are_not_computed_are_refused(
+    name: str, config: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(FormatError, match=problem):
+        describe({**_PLAIN, **config, "model_type": name})

@@ -109,6 +109,7 @@ FAMILIES: Mapping[str, TransformersFamily] = {
         architecture="smollm3",
         tensors={**BASE, **GATED},
         ties_by_default=True,
+        defaults={"rope_theta": 2e6},
         values={"no_rope_layer_interval": (4,), **NO_WINDOWS},
     ),
     "qwen2": TransformersFamily(architecture="qwen2", tensors={**BASE, **GATED}, values=NO_WINDOWS),
@@ -128,6 +129,7 @@ FAMILIES: Mapping[str, TransformersFamily] = {
         architecture="qwen3moe",
         tensors={**BASE, **EXPERTS, **QK_NORMS},
         keys=WIDE_EXPERT_KEYS,
+        defaults={"norm_topk_prob": False},  # which is refused
         values={"norm_topk_prob": (True,), **SPARSE_EVERYWHERE},
     ),
     "olmoe": TransformersFamily(
@@ -141,6 +143,7 @@ FAMILIES: Mapping[str, TransformersFamily] = {
         architecture="olmo2",
         tensors=_POST_NORMED,
         # Layers with a window have this base in transformers, whatever rope_theta says.
+        defaults={"rope_theta": 500000.0},
         values={"rope_theta": (500000.0, None)},
         has_windows=True,
         needs_windows=True,
@@ -158,6 +161,16 @@ FAMILIES: Mapping[str, TransformersFamily] = {
             **QK_NORMS,
         },
         activations=("xielu",),
+        defaults={
+            "rope_theta": 12e6,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "original_max_position_embeddings": 8192,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+            },
+        },
         values={"post_norm": (False, None), "qk_norm": (True, None)},
         layer_numbers={
             f"xielu.{name}": f"model.layers.{{layer}}.mlp.act_fn.{name}"
@@ -173,6 +186,7 @@ FAMILIES: Mapping[str, TransformersFamily] = {
             **{n: source for n, source in BASE.items() if not n.endswith(("_q", "_k", "_v"))},
             **_FUSED,
         },
+        defaults={"original_max_position_embeddings": 4096},
         values={"full_attn_mod": (1,), "interpolate_factor": (1,), "lm_head_bias": (False,)},
         has_windows=True,
     ),
@@ -185,12 +199,14 @@ FAMILIES: Mapping[str, TransformersFamily] = {
             **_FUSED_GATED,
         },
         has_half_split_rows=False,
+        rotary_share=0.5,
     ),
     "ernie4_5": TransformersFamily(
         architecture="ernie4_5",
         tensors={**BASE, **GATED},
         has_half_split_rows=False,
         ties_by_default=True,
+        defaults={"rope_theta": 500000.0},
         values={"use_bias": (False, None)},
     ),
     "seed_oss": TransformersFamily(
@@ -224,6 +240,7 @@ FAMILIES: Mapping[str, TransformersFamily] = {
             "attn_logit_softcapping": "attn_logit_softcapping",
             "final_logit_softcapping": "final_logit_softcapping",
         },
+        defaults={"query_pre_attn_scalar": 256},
         has_windows=True,
         has_query_scalar=True,
     ),

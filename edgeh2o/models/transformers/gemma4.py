@@ -107,6 +107,16 @@ GEMMA4: Mapping[str, TransformersFamily] = {
         tensors=_TENSORS,
         activations=("gelu_pytorch_tanh",),
         ties_by_default=True,
+        defaults={
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.25,
+                    "rope_theta": 1e6,
+                },
+            },
+        },
         values={
             "enable_moe_block": (False, None),
             "use_bidirectional_attention": (None, False, "vision"),

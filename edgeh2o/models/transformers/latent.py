@@ -195,10 +195,19 @@ _SIGMOID: Mapping[str, tuple[object, ...]] = {
 }
 _UNREAD = ("aux_loss_alpha", "seq_aux", "ep_size", "num_nextn_predict_layers")
 
+# What transformers takes for keys that are missing.
+_SCALED: Mapping[str, object] = {
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 3,
+}
+_GROUPED: Mapping[str, object] = {**_SCALED, "n_group": 8, "topk_group": 4}
+
 _V3 = TransformersFamily(
     architecture="deepseek2",
     tensors={**_LATENT, **_MIXTURE},
     has_half_split_rows=False,
+    defaults=_GROUPED,
     values=_SIGMOID,
     ignored=_UNREAD,
     rope_keys=_SCALES,
@@ -232,9 +241,12 @@ LATENT: Mapping[str, TransformersFamily] = {
     ),
     "deepseek_v3": _V3,
     "deepseek_v32": _V32,
-    "glm_moe_dsa": replace(_V32, architecture="glm-dsa", read_more=_read_glm_dsa),
+    "glm_moe_dsa": replace(_V32, architecture="glm-dsa", defaults=_SCALED, read_more=_read_glm_dsa),
     "glm4_moe_lite": replace(
-        _V3, values={**_SIGMOID, "norm_topk_prob": (True, None)}, read_more=_read_glm_lite
+        _V3,
+        defaults={"routed_scaling_factor": 1.8},
+        values={**_SIGMOID, "norm_topk_prob": (True, None)},
+        read_more=_read_glm_lite,
     ),
     "youtu": TransformersFamily(
         architecture="deepseek2",

@@ -79,6 +79,7 @@ LAYER_NORMED: Mapping[str, TransformersFamily] = {
         ties_by_default=True,
         renamed={"layer_norm_eps": "rms_norm_eps"},
         keys={"logit_scale": "logit_scale"},
+        defaults={"rope_theta": 500000.0},
         values={"use_qk_norm": (False, None)},
         ignored=("model_max_length",),
     ),

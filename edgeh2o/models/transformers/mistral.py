@@ -30,6 +30,7 @@ MISTRAL: Mapping[str, TransformersFamily] = {
     "mistral": TransformersFamily(
         architecture="llama",
         tensors={**BASE, **GATED},
+        defaults={"sliding_window": 4096},
         has_windows=True,
         prefixes=TEXT_PREFIXES,
         left_out=VISION,

@@ -108,6 +108,17 @@ MIXTURES: Mapping[str, TransformersFamily] = {
         architecture="gpt-oss",
         tensors=_GPT_OSS,
         keys=EXPERT_KEYS,
+        defaults={
+            "rope_theta": 150000.0,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+        },
         values={"swiglu_limit": (7.0, 7, None), "swiglu_alpha": (1.702, None)},
         ignored=("experts_per_token", "initial_context_length"),
         has_windows=True,
@@ -123,6 +134,7 @@ MIXTURES: Mapping[str, TransformersFamily] = {
         ties_by_default=True,
         renamed={"moe_num_experts": "num_experts", "moe_k": "num_experts_per_tok"},
         keys=EXPERT_KEYS,
+        defaults={"rope_theta": 500000.0},
         values={
             "use_bias": (False, None),
             "moe_layer_interval": (1, None),

@@ -43,10 +43,13 @@ def _read_sections(settings: Settings, keys: dict[str, Any]) -> None:
     keys["rope.dimension_sections"] = integers([*sections, 0])
 
 
-def _texts(architecture: str, tensors: Mapping[str, Sources], **options: Any) -> TransformersFamily:
+def _texts(
+    architecture: str, rope_base: float, tensors: Mapping[str, Sources], **options: Any
+) -> TransformersFamily:
     return TransformersFamily(
         architecture=architecture,
         tensors=tensors,
+        defaults={"rope_theta": rope_base},
         ignored=(
             *("vision_config", "image_token_id", "video_token_id", "vision_token_id"),
             *("vision_start_token_id", "vision_end_token_id"),
@@ -60,7 +63,7 @@ def _texts(architecture: str, tensors: Mapping[str, Sources], **options: Any) ->
 
 
 QWEN_VL: Mapping[str, TransformersFamily] = {
-    "qwen2_vl_text": _texts("qwen2vl", {**BASE, **GATED}, values=NO_WINDOWS),
-    "qwen2_5_vl_text": _texts("qwen2vl", {**BASE, **GATED}, values=NO_WINDOWS),
-    "qwen3_vl_text": _texts("qwen3vl", {**BASE, **GATED, **QK_NORMS}),
+    "qwen2_vl_text": _texts("qwen2vl", 1e6, {**BASE, **GATED}, values=NO_WINDOWS),
+    "qwen2_5_vl_text": _texts("qwen2vl", 1e6, {**BASE, **GATED}, values=NO_WINDOWS),
+    "qwen3_vl_text": _texts("qwen3vl", 5e5, {**BASE, **GATED, **QK_NORMS}),
 }
