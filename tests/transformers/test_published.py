@@ -183,3 +183,32 @@ def test_blocks_of_mxfp4_are_taken_as_they_are(tokenizer_folder: Path, tmp_path:
         FormatError, match=r"down_proj_blocks' .* which are not the blocks of MXFP4"
     ):
         load(folder)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "olmo", "lfm2", "gpt_neox"])
+def test_a_tied_output_is_what_is_stored(tokenizer_folder: Path, tmp_path: Path, name: str) -> None:
+    """As transformers 5 takes it: of two matrices that differ each is what it is called."""
+    case, folder = read_published(name), tmp_path / name
+    write_case(folder, case, tokenizer_folder)
+    ties = {"tie_word_embeddings": True}
+    config = {**case.config, **ties}
+    if "text_config" in config:
+        config["text_config"] = {**case.text_config, **ties}
+    stored = read_safetensors(folder / "model.safetensors")
+    output = {"gemma3": "lm_head", "gpt_neox": "embed_out"}.get(name, "lm_head") + ".weight"
+    embedding = next(each for each in stored if "embed" in each and each != output)
+    stored.pop(output, None)
+
+    def rows(tensors: dict[str, NDArray[np.float32]], **settings: object) -> NDArray[np.float64]:
+        (folder / "config.json").write_text(json.dumps({**config, **settings}))
+        write_safetensors(folder / "model.safetensors", tensors, "F32")
+        return log_probabilities(SafetensorsModelFile(folder, "f32"), case.tokens)
+
+    tied = rows(stored)
+    np.testing.assert_array_equal(rows({**stored, output: stored[embedding]}), tied)
+    moved = {each: values for each, values in stored.items() if each != embedding}
+    np.testing.assert_array_equal(rows({**moved, output: stored[embedding]}), tied)
+    other = np.roll(stored[embedding], 1, axis=0)
+    own = rows({**stored, output: other})
+    # Its last token is the first of the embedding.
+    np.testing.assert_allclose(own, np.roll(tied, 1, axis=1), atol=1e-5)

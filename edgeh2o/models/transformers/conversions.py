@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...errors import FormatError
@@ -20,6 +20,7 @@ from .family import TransformersFamily
 from .sources import Factors, Order, Source
 
 MXFP4_VALUES, MXFP4_BYTES = 32, 16  # of a block, without its scale
+_PIECE_BYTES = 16 * 2**20  # that are compared at a time
 WEIGHT_TYPES = ("F32", "F16", "BF16")
 # Buffers that old checkpoints keep; they follow from the settings.
 _BUFFERS = (
@@ -72,11 +73,10 @@ def plan_tensors(
     prefix = described.spec.name
     n_layers = metadata.get_int(f"{prefix}.block_count")
     stored = _named_as_expected(family, files, n_layers)
-    outputs = _output_names(family)
-    ties = described.ties if described.ties is not None else not outputs & stored.keys()
+    outputs = _matrix_names(family, "output", "lm_head") & stored.keys()
+    ties = described.ties if described.ties is not None else not outputs
     if ties:
-        for name in outputs:
-            stored.pop(name, None)
+        ties = _tie(stored, _matrix_names(family, "token_embd", ""), outputs, files)
     shape = described.spec.read_shape(metadata)
     n_experts = metadata.get_int(f"{prefix}.expert_count", default=1, maximum=MAX_EXPERTS)
     is_interleaved = described.spec.qk_row_order == "interleaved"
@@ -159,11 +159,47 @@ def _named_as_expected(
     return stored
 
 
-def _output_names(family: TransformersFamily) -> set[str]:
-    """What the output matrix is called where it is not the embedding."""
-    entry = family.tensors.get("output", "lm_head")
+def _matrix_names(family: TransformersFamily, name: str, usual: str) -> set[str]:
+    """What the embedding or the output matrix is called."""
+    entry = family.tensors.get(name, usual)
     choices = entry if isinstance(entry, tuple) else (entry,)
     return {f"{each}.weight" for each in choices if isinstance(each, str)}
+
+
+def _tie(
+    stored: dict[str, StoredTensor],
+    embeddings: Collection[str],
+    outputs: Collection[str],
+    files: Sequence[SafetensorsFile],
+) -> bool:
+    """Leaves one matrix for the embedding and the output; whether they are one.
+
+    As in transformers 5: two that differ stay two, whatever config.json says, and where only the
+    output is stored it is the embedding too.
+    """
+    owners = {name: file for file in files for name in file.tensors}
+    for embedding in embeddings:
+        for output in outputs:
+            if not _are_equal(stored.setdefault(embedding, stored[output]), stored[output], owners):
+                return False
+    for output in outputs:
+        del stored[output]
+    return True
+
+
+def _are_equal(
+    first: StoredTensor, second: StoredTensor, owners: Mapping[str, SafetensorsFile]
+) -> bool:
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
+        return False
+    for start in range(0, first.n_bytes if first != second else 0, _PIECE_BYTES):
+        n_bytes = min(_PIECE_BYTES, first.n_bytes - start)
+        one, other = (
+            owners[each.name].read(each.offset + start, n_bytes) for each in (first, second)
+        )
+        if one != other:
+            return False
+    return True
 
 
 def _find_source(
