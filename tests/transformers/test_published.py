@@ -212,3 +212,5 @@ def test_a_tied_output_is_what_is_stored(tokenizer_folder: Path, tmp_path: Path,
     own = rows({**stored, output: other})
     # Its last token is the first of the embedding.
     np.testing.assert_allclose(own, np.roll(tied, 1, axis=1), atol=1e-5)
+    with pytest.raises(FormatError, match=rf"'{output}' is missing, and 'tie_word"):
+        rows(stored, tie_word_embeddings=False)

@@ -73,8 +73,14 @@ def plan_tensors(
     prefix = described.spec.name
     n_layers = metadata.get_int(f"{prefix}.block_count")
     stored = _named_as_expected(family, files, n_layers)
-    outputs = _matrix_names(family, "output", "lm_head") & stored.keys()
+    known = _matrix_names(family, "output", "lm_head")
+    outputs = known & stored.keys()
     ties = described.ties if described.ties is not None else not outputs
+    if not (ties or outputs or family.unties):
+        raise FormatError(
+            f"tensor {quote(min(known))} is missing, and 'tie_word_embeddings' of config.json is "
+            "false: it is not the embedding; fetch all files of the model"
+        )
     if ties:
         ties = _tie(stored, _matrix_names(family, "token_embd", ""), outputs, files)
     shape = described.spec.read_shape(metadata)
