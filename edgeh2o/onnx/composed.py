@@ -34,6 +34,8 @@ _MAX_MOVES = 16
 _PRODUCTS = frozenset(
     ["FusedMatMul", "Gemm", "MatMul", "MatMulInteger", "MatMulNBits", "QLinearMatMul"]
 )
+# Its scale leads past the product that it is for, to the layers before.
+_ROUNDING = "DynamicQuantizeLinear"
 _MAX_WALK = 4096
 # Operators that attend to what they are given, and which of their inputs are keys and values.
 _FUSED = {("", "Attention"): (1, 2), ("com.microsoft", "MultiHeadAttention"): (1, 2)}
@@ -122,6 +124,8 @@ def _find_keys(
         node = graph.producers.get(waiting.pop())
         seen += 1
         if node is None:
+            continue
+        if node.op_type == _ROUNDING:
             continue
         if node.op_type in _PRODUCTS:
             found = by_end.get((id(node), 1))

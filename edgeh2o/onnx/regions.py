@@ -86,7 +86,7 @@ def _embedding_width(graph: OnnxGraph, name: str) -> int:
         if node.op_type == "Gather" and node.input[1] == TOKENS:
             table = graph.constant(node.input[0])
             return table.shape[1] if table is not None and len(table.shape) == 2 else 0
-        if node.op_type not in ("Cast", "Identity", "Mul"):
+        if node.op_type not in ("Cast", "DequantizeLinear", "Identity", "Mul"):
             return 0
         name = node.input[0]
     return 0

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from edgeh2o import LLM
 from edgeh2o.cli.main import main
@@ -15,7 +16,7 @@ from edgeh2o.errors import FormatError
 from edgeh2o.onnx.cut import attention_of
 from tests.onnx.editing import set_attribute
 from tests.onnx.exported import N_TOKENS, WINDOW, read_tokens, unpack
-from tests.onnx.reading import RUNTIME, open_llm, read_all
+from tests.onnx.reading import RUNTIME, Uncut, open_llm, read_all
 
 # Windows, and the most that a logit may differ by, in standard deviations.
 RUNS = {
@@ -130,3 +131,30 @@ def test_its_own_masks_bound_the_context(tmp_path: Path) -> None:
     with open_llm(folder) as llm:
         assert llm.config.context_length == 256
         assert all(site.is_composed for site in llm.model.decoder.sites)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kinds", [["MatMul"], ["MatMul", "Gather"]])
+@pytest.mark.parametrize("signed", [True, False])
+def test_dynamic_int8_of_an_export_of_several_nodes(
+    tmp_path: Path, kinds: list[str], signed: bool
+) -> None:
+    """As ``optimum-cli onnxruntime quantize`` makes it of what optimum exports.
+
+    Activations of all tokens of a call share a scale, so that the oracle reads the same calls.
+    """
+    folder, _ = unpack("optimum_qwen2_14", tmp_path / "model")
+    plain, path = folder / "plain", folder / "model.onnx"
+    path.rename(plain)
+    weight_type = QuantType.QInt8 if signed else QuantType.QUInt8
+    quantize_dynamic(plain, path, op_types_to_quantize=kinds, weight_type=weight_type)
+    found_kinds = {node.op_type for node in onnx.load(path).graph.node}
+    assert "MatMulInteger" in found_kinds and ("DequantizeLinear" in found_kinds) == (
+        "Gather" in kinds
+    )
+    tokens, n_prompt = read_tokens(), N_TOKENS - 12
+    with open_llm(folder) as llm:
+        found = read_all(llm, tokens, n_prompt)
+    whole = Uncut(path)
+    calls = [tokens[:n_prompt], *tokens[n_prompt:, None]]
+    expected = np.concatenate([whole.read(call) for call in calls])
+    assert np.abs(found - expected).max() < 0.2 * expected.std()
