@@ -43,14 +43,16 @@ class PrefillQuality:
     @property
     def is_harmless(self) -> bool:
         """Whether prompts may be read so by default."""
-        return (
-            sum(self.loss.values()) <= DEFAULT_MAX_LOSS * len(self.loss)
-            and all(
-                loss - _SURE_ERRORS * self.loss_error[kind] <= DEFAULT_MAX_LOSS
-                for kind, loss in self.loss.items()
-            )
-            and all(kl <= kl_limit(kind) for kind, kl in self.kl.items())
-        )
+        is_small = sum(self.loss.values()) <= DEFAULT_MAX_LOSS * len(self.loss)
+        return is_small and not self.is_hopeless
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether a kind of text alone loses too much, whatever others do."""
+        return any(
+            loss - _SURE_ERRORS * self.loss_error[kind] > DEFAULT_MAX_LOSS
+            for kind, loss in self.loss.items()
+        ) or any(kl > kl_limit(kind) for kind, kl in self.kl.items())
 
     def joined(self, longer: PrefillQuality) -> PrefillQuality:
         """The worst of both of every kind, with the length of the other."""

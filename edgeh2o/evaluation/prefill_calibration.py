@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from ..llm import LLM
 
 _SEEDS = (0, 1)
-# Of twice the length, where budgets grow: what loses most there, by one seed.
-_LONG_KINDS = ("dialogue", "facts", "pairs")
+# What loses most comes first, so that too small a budget is given up early.
+_LOOK_UPS = ("pairs", "facts", "table", "dialogue")
+# Of twice the length, where budgets grow, by one seed.
+_LONG_KINDS = ("pairs", "facts", "dialogue")
 # A window of twice the length takes about as long as so many others.
 _LONG_STEPS = 3
 # Predictions of a window that count, which ask for what stands before.
@@ -51,7 +53,9 @@ def make_prefill_windows(llm: LLM, length: int) -> PrefillWindows:
     Raises UsageError for a ``length`` that the texts do not fill; where they do not fill twice that
     or the model was not trained on it, there are no long ones.
     """
-    plain = {kind: [make_window(llm, kind, length, seed=seed) for seed in _SEEDS] for kind in KINDS}
+    kinds = [kind for kind in _LOOK_UPS if kind in KINDS]
+    kinds += [kind for kind in KINDS if kind not in _LOOK_UPS]
+    plain = {kind: [make_window(llm, kind, length, seed=seed) for seed in _SEEDS] for kind in kinds}
     long: dict[str, list[Window]] = {}
     if 2 * length <= llm.config.context_length:
         try:
@@ -129,7 +133,8 @@ def measure_prefill(
     takes for the windows' length, and so are the guard and the products, if a measurement of the
     table says which. Where weights are quantised a difference in a last bit sends what follows
     another way: a KL above the limit is taken less what two dense reads in other chunks differ by.
-    Raises ResourceError when two sessions do not fit in memory.
+    Kinds that come after one that loses too much are not read. Raises ResourceError when two
+    sessions do not fit in memory.
     """
     length = len(next(iter(windows.values()))[0])
     grown = budget_of_length(budget, length, max(SHOWN_LENGTH, table.length))
@@ -151,7 +156,10 @@ def measure_prefill(
         first = length - 1 - round(_SCORED * length)
         return join_scores([comparer.compare(other, text, first=first) for text in texts])
 
-    loss, error, kl = {}, {}, {}
+    loss: dict[str, float] = {}
+    error: dict[str, float] = {}
+    kl: dict[str, float] = {}
+    quality = PrefillQuality(budget=budget, length=length, loss=loss, loss_error=error, kl=kl)
     for kind, texts in windows.items():
         scores = compare(sparse, texts)
         estimate = estimate_loss(scores.sparse_nll - scores.dense_nll)
@@ -164,7 +172,9 @@ def measure_prefill(
         kl[kind] = round(divergence, 6)
         for _ in texts:
             on_step()
-    return PrefillQuality(budget=budget, length=length, loss=loss, loss_error=error, kl=kl)
+        if quality.is_hopeless:
+            break
+    return quality
 
 
 def _start_dense(llm: LLM, length: int, *, prefill: PrefillConfig) -> Runner:

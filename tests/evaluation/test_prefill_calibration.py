@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from edgeh2o import LLM, DenseConfig, HeadwiseConfig, PrefillConfig
+from edgeh2o.attention import prefill_quality
 from edgeh2o.attention.budget_table import BudgetTable
 from edgeh2o.attention.head_budgets import grow_budgets
 from edgeh2o.attention.prefill_quality import PrefillQuality
@@ -92,6 +93,24 @@ def test_what_is_lost_is_that_of_a_default_run(llm: LLM, monkeypatch: pytest.Mon
             assert kl > 2 * floor > 0
             assert quality.kl[kind] == pytest.approx(kl - floor * (limit == 0), abs=1e-6)
     assert len(steps) == 2 * 2
+
+
+def test_nothing_is_read_after_what_loses_too_much(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, steps = harmless_table(llm.config, BUDGET), []
+    windows = {kind: [make_window(llm, kind, LENGTH, seed=0)] for kind in ("pairs", "prose")}
+    monkeypatch.setattr(prefill_calibration, "ERROR_OF_DEFAULT_LOSS", 60.0)
+    assert list(make_prefill_windows(llm, LENGTH).plain) == ["pairs", "prose"]
+    for limit, read in ((0.0, ["pairs"]), (np.inf, ["pairs", "prose"])):
+        for module in (prefill_calibration, prefill_quality):
+            monkeypatch.setattr(module, "kl_limit", lambda _, limit=limit: limit)
+        monkeypatch.setattr(prefill_quality, "DEFAULT_MAX_LOSS", np.inf)
+        quality = measure_prefill(llm, table, BUDGET, windows, on_step=lambda: steps.append(1))
+        assert [list(each) for each in (quality.loss, quality.loss_error, quality.kl)] == [read] * 3
+        assert quality.is_hopeless == (limit == 0)
+        assert quality.is_harmless == (limit > 0)
+    assert len(steps) == 1 + 2
 
 
 def test_long_windows_have_the_budget_of_their_length(
@@ -190,7 +209,7 @@ def test_a_calibration_measures_prompts(llm: LLM, monkeypatch: pytest.MonkeyPatc
         on_progress=lambda *report: reports.append(report),
     )
     assert table.prefill is not None and table.prefill.budget == 768
-    assert list(table.prefill.kl) == list(FEW)
+    assert table.prefill.kl.keys() == FEW.keys()
     _, done, total = reports[-1]
     assert done == total - 3  # the losses, which were not measured
     # What nobody asked for costs nobody a table.
