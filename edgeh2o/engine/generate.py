@@ -66,11 +66,11 @@ class Generation:
     The runner must hold the first ``n_cached`` tokens of the prompt, with room for the rest. With
     ``stays_open`` a later prompt may go on from this one, or from a mark in it; it is read in
     batches of ``batch_size``. ``draft`` guesses tokens, ``learner`` looks on while the prompt is
-    read, ``processor`` changes the logits that tokens are drawn from, and ``grammar`` (or that of
-    ``sampling``) says which may be drawn. ``run`` are the fields of the statistics that are known
-    before. Counters and times, in seconds, are kept while it runs, so that they can be read after
-    an interrupt too. Raises UsageError for drafts that the runner cannot check, and for a context
-    that cannot be gone on past.
+    read, ``processor`` changes the logits that tokens are drawn from, and ``grammar``, which the
+    caller makes of a schema, says which may be drawn. ``run`` are the fields of the statistics that
+    are known before. Counters and times, in seconds, are kept while it runs, so that they can be
+    read after an interrupt too. Raises UsageError for drafts that the runner cannot check, and for
+    a context that cannot be gone on past.
     """
 
     def __init__(
@@ -127,10 +127,6 @@ class Generation:
         self._stays_open = stays_open
         self._on_prefill = on_prefill
         self._learner = learner
-        if grammar is None and sampling.schema is not None:
-            from .grammar import constrain
-
-            grammar = constrain(sampling.schema, tokenizer, runner.vocab_size)
         self._processor, self._grammar = processor, grammar
         self._started_at = time.perf_counter() if started_at is None else started_at
 
