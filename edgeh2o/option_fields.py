@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import field, fields
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeGuard
 
 from .errors import UsageError
 
@@ -43,14 +43,18 @@ def label(owner: Any, name: str) -> str:
     return name
 
 
+def is_int(value: object) -> TypeGuard[int]:
+    """Whether it is a whole number, whatever its type."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def check_int(owner: Any, name: str, low: int, high: int = MAX_CONTEXT, cure: str = "") -> None:
     """Raises UsageError unless the field ``name`` is an integer from ``low`` to ``high``."""
     value = getattr(owner, name)
-    is_int = isinstance(value, Integral) and not isinstance(value, bool)
-    if not is_int or not low <= value <= high:
+    if not is_int(value) or not low <= value <= high:
         hint = f"; {cure}" if cure else ""
         # A limit that nobody comes near is named to those who exceed it.
-        is_open = high == MAX_CONTEXT and not (is_int and value > high)
+        is_open = high == MAX_CONTEXT and not (is_int(value) and value > high)
         allowed = f">= {low}" if is_open else f"from {low} to {high}"
         raise UsageError(f"{label(owner, name)} must be an integer {allowed}, got {value!r}{hint}")
 

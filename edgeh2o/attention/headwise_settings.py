@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import ClassVar
 
 from ..errors import UsageError
-from ..option_fields import check_int, check_real, option
+from ..option_fields import check_int, check_real, is_int, option
 from .base import SparseAttentionConfig
 from .budget_table import Budget, BudgetTable
 from .head_budgets import (
@@ -161,4 +160,4 @@ class HeadwiseSettings(SparseAttentionConfig):
 
 def is_positive_int(value: object) -> bool:
     """Whether it is a whole number above 0, whatever its type."""
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) > 0
+    return is_int(value) and value > 0

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _SEEDS = (0, 1)
 # What loses most comes first, so that too small a budget is given up early.
-_LOOK_UPS = ("pairs", "facts", "table", "dialogue")
+_FIRST_KINDS = ("pairs", "facts", "table", "dialogue")
 # Of twice the length, where budgets grow, by one seed.
 _LONG_KINDS = ("pairs", "facts", "dialogue")
 # A window of twice the length takes about as long as so many others.
@@ -53,8 +53,8 @@ def make_prefill_windows(llm: LLM, length: int) -> PrefillWindows:
     Raises UsageError for a ``length`` that the texts do not fill; where they do not fill twice that
     or the model was not trained on it, there are no long ones.
     """
-    kinds = [kind for kind in _LOOK_UPS if kind in KINDS]
-    kinds += [kind for kind in KINDS if kind not in _LOOK_UPS]
+    kinds = [kind for kind in _FIRST_KINDS if kind in KINDS]
+    kinds += [kind for kind in KINDS if kind not in _FIRST_KINDS]
     plain = {kind: [make_window(llm, kind, length, seed=seed) for seed in _SEEDS] for kind in kinds}
     long: dict[str, list[Window]] = {}
     if 2 * length <= llm.config.context_length:
