@@ -78,7 +78,7 @@ inline size_t tile_dim(const DeviceHeads& heads, const DeviceCache& cache, size_
 // Parts of the rows of a chunk that column_tiles sums by themselves.
 inline size_t column_parts(size_t n_rows) { return ceil_div(n_rows, size_t{kColumnRows}); }
 inline size_t attend_tiles_bytes(size_t dim) {
-  return 2 * (kAttendTile + size_t{tile_keys(static_cast<int>(dim))}) * dim * sizeof(uint16_t);
+  return 2 * (kAttendTile + static_cast<size_t>(tile_keys(static_cast<int>(dim)))) * dim * sizeof(uint16_t);
 }
 inline size_t column_tiles_bytes(size_t dim) {
   return kAttendTile * (dim * sizeof(uint16_t) + kThreads / kWarpSize * sizeof(float));

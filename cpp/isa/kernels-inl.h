@@ -35,6 +35,8 @@
 //
 #include "kernels/attention_blocks-inl.h"
 //
+#include "kernels/key_columns-inl.h"
+//
 #include "kernels/attention_rows-inl.h"
 #include "kernels/indexer-inl.h"
 #include "kernels/page_scores-inl.h"

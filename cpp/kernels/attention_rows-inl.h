@@ -3,13 +3,13 @@
 
 namespace edgeh2o::EH2O_ISA {
 
-// Register block of rows x keys (logits) and rows x vectors (values).
-inline constexpr size_t kAttentionRows = 4;
+// Register blocks of rows x keys (logits) and rows x vectors (values).
+inline constexpr size_t kBlockRows = 4;
 inline constexpr bool kHasManyRegisters = simd::kGemmF32Rows * simd::kGemmF32Vectors >= 16;
 template <size_t kRows>
-inline constexpr size_t kAttentionKeys = kRows < 4 || kHasManyRegisters ? 4 : 2;
+inline constexpr size_t kScoreKeys = kRows < 4 || kHasManyRegisters ? 4 : 2;
 template <size_t kRows>
-inline constexpr size_t kAttentionVectors = kRows < 3 || kHasManyRegisters ? 4 : 2;
+inline constexpr size_t kSumVectors = kRows < 3 || kHasManyRegisters ? 4 : 2;
 
 template <CacheType kType, size_t kRows, size_t kKeys>
 EH2O_INLINE void dot_rows(float* out, size_t out_stride, const float* q, size_t q_stride, const uint8_t* k,
@@ -69,14 +69,15 @@ EH2O_INLINE void sum_values(float* o, size_t o_stride, const float* weights, siz
   });
 }
 
+// Logits of the keys from `first` on.
 template <CacheType kType, size_t kRows>
-void score_rows(float* out, size_t out_stride, const float* q, const RowsInPlace& k, size_t n_keys,
-                size_t head_dim, const RowsAhead& ahead) {
+void score_rows(float* out, size_t out_stride, const float* q, const RowsInPlace& k, size_t first,
+                size_t n_keys, size_t head_dim, const RowsAhead& ahead) {
   if constexpr (kType == CacheType::kQ8_0) {
     if (n_keys >= simd::kLanes) return score_blocks<kRows>(out, out_stride, q, k, n_keys, head_dim, ahead);
   }
-  size_t key = 0;
-  constexpr size_t kKeys = kAttentionKeys<kRows>;
+  size_t key = first;
+  constexpr size_t kKeys = kScoreKeys<kRows>;
   static_assert(kNeighbourRows % kKeys == 0);
   for (; key + kKeys <= n_keys; key += kKeys) {
     ahead.fetch(key, kKeys);
@@ -87,13 +88,27 @@ void score_rows(float* out, size_t out_stride, const float* q, const RowsInPlace
   }
 }
 
+// The first block of rows fetches what comes next for all of them.
+template <CacheType kType>
+void score_tile(const AttentionTile& tile, const RowsInPlace& k, size_t n_keys, const RowsAhead& ahead) {
+  size_t n_scored = 0;
+  if constexpr (kHasKeyColumns<kType>) {
+    if (take_columns(tile.n_rows, tile.key_dim)) n_scored = score_columns<kType>(tile, k, n_keys, ahead);
+  }
+  for_each_row_block<kBlockRows>(tile.n_rows, [&](size_t row, auto n) {
+    score_rows<kType, n>(tile.weights + row * tile.weight_stride, tile.weight_stride,
+                         tile.q + row * tile.key_dim, k, n_scored, n_keys, tile.key_dim,
+                         row == 0 ? ahead : RowsAhead{});
+  });
+}
+
 template <CacheType kType, size_t kRows>
 void sum_rows(float* o, size_t o_stride, const float* weights, size_t weight_stride, const RowsInPlace& v,
               size_t n_keys, size_t head_dim, const RowsAhead& ahead) {
   if constexpr (kType == CacheType::kQ8_0) {
     sum_blocks<kRows>(o, o_stride, weights, weight_stride, v, n_keys, head_dim, ahead);
   } else {
-    constexpr size_t kVectors = kAttentionVectors<kRows>;
+    constexpr size_t kVectors = kSumVectors<kRows>;
     size_t dim = 0;
     for (; dim + kVectors * simd::kLanes <= head_dim; dim += kVectors * simd::kLanes) {
       sum_values<kType, kRows, kVectors>(o, o_stride, weights, weight_stride, v, n_keys, dim,
@@ -105,44 +120,33 @@ void sum_rows(float* o, size_t o_stride, const float* weights, size_t weight_str
   }
 }
 
-template <size_t kRows>
-void attention_row_block(CacheType k_type, CacheType v_type, const AttentionTile& tile, size_t row,
-                         const RowsInPlace& k, const RowsInPlace& v, size_t n_keys, const float* biases,
-                         size_t n_next) {
-  // Keys and values take turns at the memory; the first block of rows fetches for all.
-  const RowsAhead values{v, row == 0 ? n_keys : 0}, next_keys{k.from(n_keys), row == 0 ? n_next : 0};
-  float* weights = tile.weights + row * tile.weight_stride;
-  with_cache_type(k_type, [&](auto type) {
-    score_rows<type, kRows>(weights, tile.weight_stride, tile.q + row * tile.key_dim, k, n_keys, tile.key_dim,
-                            values);
-  });
-  for (size_t r = 0; r < kRows; ++r) {
-    float* logits = weights + r * tile.weight_stride;
-    if (tile.soft_cap > 0.0f) soft_cap_f32(logits, tile.soft_cap, n_keys);
-    if (biases) blend_row(logits, biases, 1.0f, kLog2E, n_keys);
-    softmax_row(logits, n_keys, tile.m + row + r, tile.l + row + r);
-  }
-  with_cache_type(v_type, [&](auto type) {
-    sum_rows<type, kRows>(tile.o + row * tile.o_stride, tile.o_stride, weights, tile.weight_stride, v, n_keys,
-                          tile.value_dim, next_keys);
+template <CacheType kType>
+void sum_tile(const AttentionTile& tile, const RowsInPlace& v, size_t n_keys, const RowsAhead& ahead) {
+  for_each_row_block<kBlockRows>(tile.n_rows, [&](size_t row, auto n) {
+    sum_rows<kType, n>(tile.o + row * tile.o_stride, tile.o_stride, tile.weights + row * tile.weight_stride,
+                       tile.weight_stride, v, n_keys, tile.value_dim, row == 0 ? ahead : RowsAhead{});
   });
 }
 
 // Fills tile.weights, o, m and l like attention_tile_f32, without padded rows: every row sees all n_keys >= 1
 // rows: those of k and v one after another, or, of n_keys that divide by four, those at the positions, every
 // four of which are neighbours. biases: [n_keys] natural logarithms added to the logits, or null. The n_next
-// keys that follow them are those of the thread's next call.
+// keys that follow them are those of the thread's next call: keys and values take turns at the memory.
 inline void attention_rows_f32(CacheType k_type, CacheType v_type, const AttentionTile& tile, const void* k,
                                const void* v, const int32_t* positions, size_t n_keys, const float* biases,
                                size_t n_next) {
   const RowsInPlace keys{static_cast<const uint8_t*>(k), kv_row_bytes(k_type, tile.key_dim), positions},
       values{static_cast<const uint8_t*>(v), kv_row_bytes(v_type, tile.value_dim), positions};
-  for (size_t row = 0; row < tile.n_rows; row += kAttentionRows) {
-    const size_t n_rows = tile.n_rows - row < kAttentionRows ? tile.n_rows - row : kAttentionRows;
-    simd::with_constant<kAttentionRows>(n_rows, [&](auto rows) {
-      attention_row_block<rows>(k_type, v_type, tile, row, keys, values, n_keys, biases, n_next);
-    });
+  with_cache_type(k_type, [&](auto type) { score_tile<type>(tile, keys, n_keys, {values, n_keys}); });
+  for (size_t row = 0; row < tile.n_rows; ++row) {
+    float* logits = tile.weights + row * tile.weight_stride;
+    if (tile.soft_cap > 0.0f) soft_cap_f32(logits, tile.soft_cap, n_keys);
+    if (biases) blend_row(logits, biases, 1.0f, kLog2E, n_keys);
+    softmax_row(logits, n_keys, tile.m + row, tile.l + row);
   }
+  with_cache_type(v_type, [&](auto type) {
+    sum_tile<type>(tile, values, n_keys, {keys.from(n_keys), n_next});
+  });
 }
 
 }  // namespace edgeh2o::EH2O_ISA

@@ -91,7 +91,9 @@ struct WordDot {
   static EH2O_INLINE Vector<int32_t> extend(I32 v) { return as<int32_t>(as<uint32_t>(v.lane) << 16) >> 16; }
 };
 
-// Four sums, of the lanes of a, b, c and d.
+// Four sums, of the lanes of a, b, c and d: that of half of the lanes, plus that of the lanes kSumSteps[0]
+// further; both likewise by kSumSteps[1], and so on.
+inline constexpr size_t kSumSteps[] = {1, 2};
 EH2O_INLINE void store_sums(float* p, F32 a, F32 b, F32 c, F32 d) {
   store(p, F32{reduce_add(a), reduce_add(b), reduce_add(c), reduce_add(d)});
 }

@@ -203,7 +203,9 @@ struct WordDot {
   }
 };
 
-// Four sums, of the lanes of a, b, c and d.
+// Four sums, of the lanes of a, b, c and d: that of half of the lanes, plus that of the lanes kSumSteps[0]
+// further; both likewise by kSumSteps[1], and so on.
+inline constexpr size_t kSumSteps[] = {4, 8, 1, 2};
 EH2O_INLINE void store_sums(float* p, F32 a, F32 b, F32 c, F32 d) {
   const F32 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)),
             cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));

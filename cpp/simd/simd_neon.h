@@ -312,7 +312,9 @@ struct Dot4<8> {
 
 #endif
 
-// Four sums, of the lanes of a, b, c and d.
+// Four sums, of the lanes of a, b, c and d: that of half of the lanes, plus that of the lanes kSumSteps[0]
+// further; both likewise by kSumSteps[1], and so on.
+inline constexpr size_t kSumSteps[] = {2, 1};
 EH2O_INLINE void store_sums(float* p, F32 a, F32 b, F32 c, F32 d) {
   store(p, vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d)));
 }

@@ -433,6 +433,37 @@ void check_attention_rows_in_place(const KernelTable& table, Check& check) {
   });
 }
 
+// A row's result does not depend on the rows that go with it.
+void check_attention_rows_alone(const KernelTable& table, Check& check) {
+  Random random(30);
+  constexpr size_t kKeys = 64;
+  for_each_cache([&](CacheType k_type, CacheType v_type, size_t head_dim) {
+    for (const size_t n_rows : {5, 6, 21}) {
+      const CachedRows k(k_type, kKeys, head_dim, random), v(v_type, kKeys, head_dim, random);
+      TestTile<AttentionPrecision::kF32> test(table, n_rows, n_rows, head_dim, kKeys, 1, random);
+      const auto attend = [&](AttentionTile tile) {
+        table.attention_rows_f32(k_type, v_type, tile, k.bytes.data(), v.bytes.data(), nullptr, kKeys,
+                                 nullptr, 0);
+        std::vector<float> result;
+        for (size_t row = 0; row < tile.n_rows; ++row) {
+          const float* o = tile.o + row * tile.o_stride;
+          result.insert(result.end(), o, o + head_dim);
+          result.insert(result.end(), {tile.m[row], tile.l[row]});
+        }
+        return result;
+      };
+      const std::vector<float> together = attend(test.tile);
+      for (size_t row = 0; row < n_rows; ++row) {
+        AttentionTile tile = test.tile;
+        tile.n_rows = 1;
+        tile.q += row * head_dim;
+        const std::vector<float> alone = attend(tile);
+        for (size_t i = 0; i < alone.size(); ++i) check.equal(together[row * alone.size() + i], alone[i]);
+      }
+    }
+  });
+}
+
 // What is not finite in a cached row reaches the output.
 void check_attention_rows_not_finite(const KernelTable& table, Check& check) {
   Random random(28);
@@ -480,6 +511,7 @@ const std::vector<KernelCheck>& attention_checks() {
       {"merge_softmax_f32", check_merge_softmax},
       {"attention_rows_f32", check_attention_rows},
       {"attention_rows_f32.in_place", check_attention_rows_in_place},
+      {"attention_rows_f32.alone", check_attention_rows_alone},
       {"attention_rows_f32.not_finite", check_attention_rows_not_finite},
   };
   return checks;
