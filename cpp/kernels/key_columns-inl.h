@@ -24,18 +24,23 @@ EH2O_INLINE void for_each_row_block(size_t n_rows, const F& f) {
   }
 }
 
-// columns [head_dim][kLanes]: the keys from `first` on.
+// columns [head_dim][kLanes]: the keys from `first` on. Fetches `later` keys, and values, which are read
+// next.
 template <CacheType kType>
 void load_key_columns(float* columns, const RowsInPlace& k, size_t first, size_t head_dim,
-                      const RowsAhead& ahead) {
+                      const RowsAhead& later, const RowsAhead& values) {
   using namespace simd;
+  constexpr size_t kColumnsAhead = 2 * kLanes;
   static_assert(kLanes % kNeighbourRows == 0);
   const uint8_t* neighbours[kLanes / kNeighbourRows];
   unroll<kLanes / kNeighbourRows>([&](auto i) { neighbours[i] = k.at(first + i * kNeighbourRows); });
   for (size_t dim = 0; dim < head_dim; dim += kLanes) {
     // All at once they would be in the way of the loads.
     const size_t fetched = dim / kLanes * kNeighbourRows;
-    if (fetched < kLanes) ahead.fetch(first + fetched, kNeighbourRows);
+    if (fetched < kLanes) {
+      values.fetch(first + fetched, kNeighbourRows);
+      later.fetch(first + kColumnsAhead + fetched, kNeighbourRows);
+    }
     F32 block[kLanes];
     unroll<kLanes>([&](auto i) {
       block[i] = load_cached<kType>(neighbours[i / kNeighbourRows] + i % kNeighbourRows * k.row_bytes, dim,
@@ -76,12 +81,13 @@ void multiply_columns(float* out, size_t out_stride, const float* q, const float
 
 // Logits of all rows of a tile, of the first keys that fill columns; returns how many those are.
 template <CacheType kType>
-size_t score_columns(const AttentionTile& tile, const RowsInPlace& k, size_t n_keys, const RowsAhead& ahead) {
+size_t score_columns(const AttentionTile& tile, const RowsInPlace& k, size_t n_keys,
+                     const RowsAhead& values) {
   using namespace simd;
   alignas(64) float columns[kMaxColumnDim * kLanes];
   size_t key = 0;
   for (; key + kLanes <= n_keys; key += kLanes) {
-    load_key_columns<kType>(columns, k, key, tile.key_dim, ahead);
+    load_key_columns<kType>(columns, k, key, tile.key_dim, {k, n_keys}, values);
     for_each_row_block<kColumnRows>(tile.n_rows, [&](size_t row, auto n) {
       multiply_columns<n>(tile.weights + row * tile.weight_stride + key, tile.weight_stride,
                           tile.q + row * tile.key_dim, columns, tile.key_dim);
