@@ -27,6 +27,10 @@ class DescribedModel(Protocol):
         """As in the file, unchecked."""
 
     @property
+    def tool_template(self) -> object:
+        """The one for requests with tools, unchecked; None if there is none of its own."""
+
+    @property
     def fingerprint(self) -> str:
         """A hash of the model file that tells models apart."""
 

@@ -69,22 +69,35 @@ class PromptReader:
         self._source = template
         self._variables = variables
         self._template: ChatTemplate | None = None
+        self._tool_template: ChatTemplate | None = None
         self._latest: tuple[object, Prompt] | None = None
 
     @property
     def chat_template(self) -> ChatTemplate:
         """The template in use. Raises UsageError if there is none, FormatError if it is broken."""
+        if self._template is None:
+            self._template = self._compile(self._source or self.model.chat_template)
+        return self._template
+
+    @property
+    def tool_template(self) -> ChatTemplate:
+        """The template for requests with tools: the model's of that purpose, else as above."""
+        if self._source or self.model.tool_template is None:
+            return self.chat_template
+        if self._tool_template is None:
+            self._tool_template = self._compile(self.model.tool_template)
+        return self._tool_template
+
+    def _compile(self, value: object) -> ChatTemplate:
         from ..tokenizer.chat_template import ChatTemplate, read_chat_template
 
-        if self._template is None:
-            source = self._source or read_chat_template(self.model.chat_template)
-            if source is None:
-                raise UsageError(
-                    "this model has no chat template; give one with --chat-template FILE, or "
-                    "use the model without chat (--no-chat)"
-                )
-            self._template = ChatTemplate(source, self.model.tokenizer, variables=self._variables)
-        return self._template
+        source = read_chat_template(value)
+        if source is None:
+            raise UsageError(
+                "this model has no chat template; give one with --chat-template FILE, or "
+                "use the model without chat (--no-chat)"
+            )
+        return ChatTemplate(source, self.model.tokenizer, variables=self._variables)
 
     def open(self, prompt: str | TokenIds, *, parse_special: bool = True) -> Prompt:
         """A prompt of raw text or of token ids.
@@ -113,9 +126,10 @@ class PromptReader:
     ) -> Prompt:
         """The prompt that the template makes of ``messages``. Raises as both it and ``open`` do.
 
-        ``variables`` are of this conversation alone.
+        ``variables`` are of this conversation alone; with ``tools`` among them the template is
+        ``tool_template``.
         """
-        template = self.chat_template
+        template = self.tool_template if (variables or {}).get("tools") else self.chat_template
         chat = template.render(messages, variables=variables)
         return self._open_text(chat.text, chat, partial(template.encode_rendered, chat))
 

@@ -12,7 +12,15 @@ from ..formats.gguf import GgufFile
 from ..formats.gguf_header import TensorInfo
 from ..formats.gguf_types import stored_bytes
 from ..formats.gguf_writer import write_gguf
-from ..formats.metadata import TEMPLATE_KEY, Metadata, StoredValue, quote
+from ..formats.metadata import (
+    TEMPLATE_KEY,
+    TEMPLATE_NAMES_KEY,
+    TOOL_TEMPLATE_KEY,
+    TOOL_TEMPLATE_NAME,
+    Metadata,
+    StoredValue,
+    quote,
+)
 from ..formats.model_folder import read_model_settings
 from ..formats.safetensors import is_onnx_model, is_safetensors_folder
 from ..formats.split import open_model_file
@@ -89,6 +97,9 @@ def _write_folder(
     metadata = _stored(folder.metadata) | vocabulary
     if isinstance(settings["chat_template"], str):
         metadata[TEMPLATE_KEY] = settings["chat_template"]
+    if isinstance(settings["tool_template"], str):
+        metadata[TOOL_TEMPLATE_KEY] = settings["tool_template"]
+        metadata[TEMPLATE_NAMES_KEY] = (TOOL_TEMPLATE_NAME,)
     tensors = list(folder.tensors.values())
 
     def read(info: TensorInfo) -> Iterator[memoryview]:

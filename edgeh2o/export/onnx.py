@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ResourceError, UsageError
 from ..formats.atomic_file import filling
-from ..formats.metadata import TEMPLATE_KEY, quote
+from ..formats.metadata import TEMPLATE_KEY, TOOL_TEMPLATE_KEY, TOOL_TEMPLATE_NAME, quote
 from ..formats.safetensors import is_onnx_model, is_safetensors_folder
 from ..formats.split import open_model_file
 from ..model_config import DecoderConfig
@@ -65,9 +65,11 @@ def export_model(
     with NativeModelFile(path) as file, open_model_file(path) as gguf:
         config, bindings = read_model(gguf)
         check_exportable(config)
-        template = read_chat_template(gguf.metadata.get(TEMPLATE_KEY))
+        keys = {"default": TEMPLATE_KEY, TOOL_TEMPLATE_NAME: TOOL_TEMPLATE_KEY}
+        found = {name: read_chat_template(gguf.metadata.get(key)) for name, key in keys.items()}
+        templates = {name: text for name, text in found.items() if text is not None}
         tokenizer = build_tokenizer(gguf.metadata)
-        texts = dump_tokenizer(gguf.metadata, tokenizer, template)
+        texts = dump_tokenizer(gguf.metadata, tokenizer, templates)
         texts[CONFIG_NAME] = _genai_config(config, tokenizer)
         try:
             with filling(folder) as create:

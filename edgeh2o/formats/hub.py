@@ -36,6 +36,7 @@ _PART = re.compile(r"-[0-9]{5}-of-(?P<count>[0-9]{5})\.gguf$")
 _SETTINGS = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
     "chat_template.jinja", "chat_template.json", INDEX_NAME,
+    "additional_chat_templates/default.jinja", "additional_chat_templates/tool_use.jinja",
 )  # fmt: skip
 _READ_BYTES = 2**20
 _MAX_NAMES_SHOWN = 12
@@ -143,7 +144,8 @@ def pull_from_hub(name: str, *, on_message: Tell | None = None) -> Path:
         if is_shortage(error):
             raise
         raise _explain(hub, error, match["repo"], endpoint) from None
-    return paths[0] if files[0].name.endswith(".gguf") else paths[0].parent
+    # The last file lies in the folder itself; a setting may be in one inside.
+    return paths[0] if files[0].name.endswith(".gguf") else paths[-1].parent
 
 
 def _import_hub() -> Any:

@@ -44,8 +44,11 @@ class StoredStrings:
 
 StoredValue: TypeAlias = MetadataValue | StoredNumbers | StoredStrings
 
-# A chat template of jinja2.
+# A chat template of jinja2. Further ones have names, which a list holds too.
 TEMPLATE_KEY = "tokenizer.chat_template"
+TOOL_TEMPLATE_NAME = "tool_use"
+TOOL_TEMPLATE_KEY = f"{TEMPLATE_KEY}.{TOOL_TEMPLATE_NAME}"
+TEMPLATE_NAMES_KEY = "tokenizer.chat_templates"
 
 _T = TypeVar("_T")
 

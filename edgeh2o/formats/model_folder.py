@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FormatError, ResourceError
+from .metadata import TOOL_TEMPLATE_NAME
 
 MAX_JSON_BYTES = 16 * 2**20
 TEMPLATE_FILE, OLDER_TEMPLATE_FILE = "chat_template.jinja", "chat_template.json"
@@ -17,32 +18,39 @@ MAX_TOKENIZER_BYTES = 128 * 2**20
 
 
 def read_tokenizer_files(root: Path) -> dict[str, Any]:
-    """``tokenizer_json``, ``chat_template``, ``bos`` and ``eos`` of a folder; None what is missing.
+    """``tokenizer_json``, two templates, ``bos`` and ``eos`` of a folder; None what is missing.
 
+    The templates, ``chat_template`` and ``tool_template`` (for requests with tools), are unchecked.
     Raises FormatError for a file that is malformed, ResourceError for one that cannot be read.
     """
     path = root / "tokenizer.json"
     settings = read_json_if_there(root / "tokenizer_config.json")
     return {
         "tokenizer_json": _read_text(path, MAX_TOKENIZER_BYTES) if path.is_file() else None,
-        "chat_template": _read_template(root, settings),
+        "chat_template": _read_template(root, settings, "default"),
+        "tool_template": _read_template(root, settings, TOOL_TEMPLATE_NAME),
         "bos": _token_text(settings.get("bos_token")),
         "eos": _token_text(settings.get("eos_token")),
     }
 
 
-def _read_template(root: Path, settings: dict[str, Any]) -> object:
-    """The default template, unchecked: of the files that transformers looks at, in its order.
+def _read_template(root: Path, settings: dict[str, Any], name: str) -> object:
+    """The template of this name, of the files that transformers looks at, in its order.
 
-    Further ones have a folder; the older file is that of models of images.
+    The older file is that of models of images.
     """
-    for name in (f"{TEMPLATE_FOLDER}/default.jinja", TEMPLATE_FILE):
-        if (root / name).is_file():
-            return _read_text(root / name, MAX_JSON_BYTES)
+    named, unnamed = root / TEMPLATE_FOLDER / f"{name}.jinja", root / TEMPLATE_FILE
+    is_default = name == "default"
+    if named.is_file():
+        return _read_text(named, MAX_JSON_BYTES)
+    if unnamed.is_file():  # then a list in the settings is an older one
+        return _read_text(unnamed, MAX_JSON_BYTES) if is_default else None
     template = settings.get("chat_template")
-    if isinstance(template, list):  # several named ones
-        named = (item for item in template if isinstance(item, dict))
-        template = next((i.get("template") for i in named if i.get("name") == "default"), None)
+    if isinstance(template, list):
+        items = (item for item in template if isinstance(item, dict))
+        return next((item.get("template") for item in items if item.get("name") == name), None)
+    if not is_default:
+        return None
     if template is None:
         template = read_json_if_there(root / OLDER_TEMPLATE_FILE).get("chat_template")
     return template

@@ -51,6 +51,7 @@ class OnnxFolder:
     more_eos: tuple[int, ...] = ()
     tokenizer_json: str | None = None
     chat_template: object = None
+    tool_template: object = None
     window: ConfigWindow | None = None
 
 

@@ -87,6 +87,11 @@ class OnnxModelFile:
         return self._folder.chat_template
 
     @property
+    def tool_template(self) -> object:
+        """As in the files, unchecked."""
+        return self._folder.tool_template
+
+    @property
     def fingerprint(self) -> str:
         """As that of the loaded model."""
         return self._graph.digest
@@ -171,6 +176,7 @@ class OnnxModel:
         self.config = config
         self.tokenizer = tokenizer
         self.chat_template = folder.chat_template
+        self.tool_template = folder.tool_template
         self.weight_bytes = graph.n_weight_bytes
         self.n_threads = _core.num_threads()
         progress = _Progress(on_bytes, graph.n_weight_bytes)

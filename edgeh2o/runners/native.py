@@ -15,7 +15,7 @@ from ..errors import EdgeH2OError, FormatError, ResourceError, UsageError
 from ..formats.fingerprint import fingerprint_file
 from ..formats.gguf import GgufFile, TensorInfo
 from ..formats.gguf_types import TENSOR_TYPES
-from ..formats.metadata import TEMPLATE_KEY, quote
+from ..formats.metadata import TEMPLATE_KEY, TOOL_TEMPLATE_KEY, quote
 from ..formats.split import open_model_file
 from ..model_config import DecoderConfig, LayerConfig
 from ..models.spec import read_model
@@ -75,6 +75,11 @@ class GgufModelFile:
     def chat_template(self) -> object:
         """As in the file, unchecked."""
         return self._gguf.metadata.get(TEMPLATE_KEY)
+
+    @property
+    def tool_template(self) -> object:
+        """As in the file, unchecked."""
+        return self._gguf.metadata.get(TOOL_TEMPLATE_KEY)
 
     @property
     def fingerprint(self) -> str:
@@ -168,6 +173,7 @@ class GgufModel:
         self.config = file.config
         self.tokenizer = tokenizer
         self.chat_template = file.chat_template  # as in the file, unchecked
+        self.tool_template = file.tool_template
         self._file, self._tensors = file.duplicate(), file.tensors
 
     @cached_property

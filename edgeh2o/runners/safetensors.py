@@ -79,6 +79,11 @@ class SafetensorsModelFile(NativeModelFile):
         """As in the folder, unchecked."""
         return self._settings["chat_template"]
 
+    @property
+    def tool_template(self) -> object:
+        """As in the folder, unchecked."""
+        return self._settings["tool_template"]
+
 
 class _ConvertingReader:
     """Converts tensors one by one and hands them to the core, as ``_core.WeightReader`` does."""

@@ -136,7 +136,7 @@ class AnswerEngine:
                 return prompts.open(text if isinstance(text, str) else list(text))
             messages, variables = list(request.messages), dict(request.template_variables)
             offered = request.tools if request.tool_choice.mode != "none" else ()
-            template = prompts.chat_template
+            template = prompts.tool_template if offered else prompts.chat_template
             if not template.mentions("tools"):
                 messages = write_calls_as_text(messages)
                 if offered:

@@ -63,6 +63,10 @@ class SharedModel:
         return self.model.chat_template
 
     @property
+    def tool_template(self) -> object:
+        return self.model.tool_template
+
+    @property
     def fingerprint(self) -> str:
         return self.model.fingerprint
 

@@ -107,9 +107,12 @@ class JsonTokenizer(Tokenizer):
 
 
 def dump_tokenizer(
-    metadata: Mapping[str, object], tokenizer: Tokenizer, template: str | None
+    metadata: Mapping[str, object], tokenizer: Tokenizer, templates: Mapping[str, str]
 ) -> dict[str, str]:
-    """The tokenizer of a GGUF file as tokenizer.json and tokenizer_config.json, by file name."""
+    """The tokenizer of a GGUF file as tokenizer.json and tokenizer_config.json, by file name.
+
+    ``templates`` are chat templates by name; "default" is the one that needs none.
+    """
     if isinstance(tokenizer, ByteBpeTokenizer):
         merges = (text.split(" ") for text in read_string_list(metadata, MERGES_KEY))
         pairs = [(left, right) for left, right in merges]
@@ -138,8 +141,12 @@ def dump_tokenizer(
     for key, text in (("bos_token", tokenizer.bos_text), ("eos_token", tokenizer.eos_text)):
         if text:
             config[key] = text
-    if template is not None:
-        config["chat_template"] = template
+    if templates.keys() == {"default"}:
+        config["chat_template"] = templates["default"]
+    elif templates:
+        config["chat_template"] = [
+            {"name": name, "template": text} for name, text in templates.items()
+        ]
     return {
         "tokenizer.json": pipeline.to_str(pretty=False),
         "tokenizer_config.json": json.dumps(config, indent=2),

@@ -76,7 +76,7 @@ class Handler(BaseHTTPRequestHandler):
             body = {"id": "org/tiny", "modelId": "org/tiny", "sha": COMMIT, "siblings": siblings}
             self.answer(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
         elif path.startswith(f"/org/tiny/resolve/{COMMIT}/"):
-            self.give(path.rpartition("/")[2])
+            self.give(path.removeprefix(f"/org/tiny/resolve/{COMMIT}/"))
         else:
             code = "GatedRepo" if "gated" in path else "RepoNotFound"
             self.answer(403 if "gated" in path else 404, b"", {"X-Error-Code": code})
@@ -159,6 +159,7 @@ def test_a_file_is_fetched_checked_and_gone_on_with(hub: Hub, tmp_path: Path) ->
 def test_a_folder_of_safetensors_is_fetched_without_code(hub: Hub, tmp_path: Path) -> None:
     pytest.importorskip("huggingface_hub")
     hub.files = {
+        "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
         "config.json": b"{}",
         "tokenizer.json": b"{}",
         "model.safetensors": b"weights",
@@ -169,8 +170,8 @@ def test_a_folder_of_safetensors_is_fetched_without_code(hub: Hub, tmp_path: Pat
     result = pull("org/tiny", tmp_path, hub.endpoint)
     assert result.returncode == 0, result.stderr
     folder = Path(result.stdout.strip())
-    names = sorted(path.name for path in folder.iterdir())
-    assert names == ["config.json", "model.safetensors", "tokenizer.json"]
+    names = sorted(path.name for path in folder.rglob("*") if path.is_file())
+    assert names == ["config.json", "model.safetensors", "tokenizer.json", "tool_use.jinja"]
 
 
 def test_what_cannot_be_fetched_is_one_line(hub: Hub, tmp_path: Path) -> None:

@@ -13,19 +13,33 @@ from edgeh2o.formats.safetensors import is_onnx_folder, is_safetensors_folder
 
 
 @pytest.mark.parametrize(
-    ("templates", "taken"),
+    ("templates", "taken", "of_tools"),
     [
-        ([{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}], "d"),
-        ([{"name": "tool_use", "template": "t"}], None),
-        ([{"name": ["default"]}, {}, 5, None], None),
-        ([], None),
+        ([{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}], "d", "t"),
+        ([{"name": "tool_use", "template": "t"}], None, "t"),
+        ([{"name": ["default"]}, {}, 5, None], None, None),
+        ([], None, None),
+        ("d", "d", None),
     ],
 )
-def test_the_default_of_several_templates_is_taken(
-    tmp_path: Path, templates: list[object], taken: str | None
+def test_several_templates_are_told_apart(
+    tmp_path: Path, templates: object, taken: str | None, of_tools: str | None
 ) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
-    assert read_tokenizer_files(tmp_path)["chat_template"] == taken
+    files = read_tokenizer_files(tmp_path)
+    assert (files["chat_template"], files["tool_template"]) == (taken, of_tools)
+
+
+def test_the_templates_for_tools_in_their_order(tmp_path: Path) -> None:
+    """A list in tokenizer_config.json is older than a file of templates, as transformers has it."""
+    templates = [{"name": "tool_use", "template": "of the list"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    assert read_tokenizer_files(tmp_path)["tool_template"] == "of the list"
+    (tmp_path / "chat_template.jinja").write_text("default")
+    assert read_tokenizer_files(tmp_path)["tool_template"] is None
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("of tools")
+    assert read_tokenizer_files(tmp_path)["tool_template"] == "of tools"
 
 
 def test_the_files_of_chat_templates_in_their_order(tmp_path: Path) -> None:

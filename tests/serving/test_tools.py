@@ -10,10 +10,14 @@ import pytest
 
 from edgeh2o import SamplingParams
 from edgeh2o.errors import FormatError
+from edgeh2o.export.gguf import quantize_model
+from edgeh2o.export.onnx import export_model
 from edgeh2o.serving.answers import AnswerEngine
 from edgeh2o.serving.fields import parse_body
 from edgeh2o.serving.requests import read_chat_request
 from tests.serving.conftest import open_engine
+from tests.tiny_models import TinyModelFactory
+from tests.transformers.folders import write_folder
 
 PLAIN = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
 # As Gemma 2 has it, and as Mistral 7B Instruct 0.1.
@@ -72,3 +76,26 @@ def test_a_system_message_that_the_template_refuses_is_still_refused(serving_mod
         pytest.raises(FormatError, match="System role not supported"),
     ):
         prompt_of(engine, tools=TOOLS, messages=messages)
+
+
+def test_a_request_with_tools_goes_to_the_template_of_that_name(
+    tiny_model: TinyModelFactory, tmp_path: Path
+) -> None:
+    """In a folder, in the GGUF file that is written of it, and in the ONNX export of that."""
+    folder = write_folder(tiny_model(), tmp_path / "folder")
+    (folder / "chat_template.jinja").unlink()
+    path = folder / "tokenizer_config.json"
+    templates = {"default": PLAIN, "tool_use": "{{ tools | map(attribute='type') | list }}" + PLAIN}
+    named = [{"name": name, "template": text} for name, text in templates.items()]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": named}))
+    file, exported = tmp_path / "m.gguf", tmp_path / "onnx"
+    quantize_model(folder, file, "f32")
+    export_model(file, exported)
+    for model in (folder, file, exported):
+        with open_engine(model) as engine:
+            text = prompt_of(engine, tools=TOOLS)
+            assert text.startswith("['function'][user] what is it?")
+            for body in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+                assert prompt_of(engine, **body).startswith("[user] what is it?")
+    with open_engine(file, chat_template=PLAIN) as engine:  # the user's replaces both
+        assert "adds two numbers" in prompt_of(engine, tools=TOOLS)

@@ -34,7 +34,7 @@ def _spm_metadata(**changes: object) -> dict[str, object]:
 
 def _read_back(metadata: dict[str, object], **changes: Any) -> tuple[Tokenizer, JsonTokenizer]:
     tokenizer = build_tokenizer(metadata)
-    files = dump_tokenizer(metadata, tokenizer, None)
+    files = dump_tokenizer(metadata, tokenizer, {})
     document = {**json.loads(files["tokenizer.json"]), **changes}
     settings = TokenizerSettings(
         vocab_size=len(tokenizer.vocabulary.tokens), bos=tokenizer.bos_id, eos=tokenizer.eos_id
@@ -88,7 +88,7 @@ def test_metaspace(scheme: str, text: str) -> None:
     """How newer files write the blank in front: by the pre-tokenizer instead of a normalizer."""
     metadata = _spm_metadata(add_space_prefix=scheme != "never")
     tokenizer = build_tokenizer(metadata)
-    document = json.loads(dump_tokenizer(metadata, tokenizer, None)["tokenizer.json"])
+    document = json.loads(dump_tokenizer(metadata, tokenizer, {})["tokenizer.json"])
     document["normalizer"] = None
     document["pre_tokenizer"] = {
         "type": "Metaspace",
@@ -122,7 +122,7 @@ def test_damaged_files_are_refused(text: str, message: str) -> None:
 
 def test_a_vocabulary_that_is_too_long_is_refused() -> None:
     metadata = _spm_metadata()
-    document = dump_tokenizer(metadata, build_tokenizer(metadata), None)["tokenizer.json"]
+    document = dump_tokenizer(metadata, build_tokenizer(metadata), {})["tokenizer.json"]
     with pytest.raises(FormatError, match="belong to different models"):
         JsonTokenizer(document, TokenizerSettings(vocab_size=100))
 
@@ -130,7 +130,7 @@ def test_a_vocabulary_that_is_too_long_is_refused() -> None:
 @pytest.mark.parametrize("metadata", [_spm_metadata(), make_metadata()], ids=["pieces", "bytes"])
 def test_a_special_token_that_the_model_lacks_is_plain_text(metadata: dict[str, object]) -> None:
     tokenizer = build_tokenizer(metadata)
-    document = json.loads(dump_tokenizer(metadata, tokenizer, None)["tokenizer.json"])
+    document = json.loads(dump_tokenizer(metadata, tokenizer, {})["tokenizer.json"])
     size = len(tokenizer.vocabulary)
     image = {
         **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
@@ -155,9 +155,7 @@ LIBRARY_TEXTS = st.text(max_size=40) | texts
 
 def _plain_document(**changes: Any) -> dict[str, Any]:
     metadata = make_metadata()
-    document = json.loads(
-        dump_tokenizer(metadata, build_tokenizer(metadata), None)["tokenizer.json"]
-    )
+    document = json.loads(dump_tokenizer(metadata, build_tokenizer(metadata), {})["tokenizer.json"])
     return {**document, **changes}
 
 
@@ -277,7 +275,7 @@ def test_falcon_cuts_at_digits_where_nothing_is_merged_anyway() -> None:
     for kept, is_refused in ((merges, True), ([m for m in merges if m not in joining], False)):
         metadata["tokenizer.ggml.merges"] = kept
         tokenizer = build_tokenizer(metadata)
-        document = json.loads(dump_tokenizer(metadata, tokenizer, None)["tokenizer.json"])
+        document = json.loads(dump_tokenizer(metadata, tokenizer, {})["tokenizer.json"])
         document["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": FALCON_STEPS}
         settings = TokenizerSettings(vocab_size=len(tokenizer.vocabulary.tokens))
         if is_refused:

@@ -89,7 +89,7 @@ def write_folder(
     reader = GGUFReader(model)
     with open_gguf(model) as gguf:
         metadata = dict(gguf.metadata)
-        files = dump_tokenizer(metadata, build_tokenizer(metadata), None)
+        files = dump_tokenizer(metadata, build_tokenizer(metadata), {})
     for name, text in files.items():
         (folder / name).write_text(text)
     template = metadata.get("tokenizer.chat_template")
