@@ -188,14 +188,15 @@ class AnswerEngine:
             assert runner is not None
             runner.expect_prompt(shape)  # it may be another one now
             ticket.attach(runner)
-            has_calls = False
+            calls: list[Segment] = []
             try:
                 for index, chunk in enumerate(stream):
                     ticket.require()
                     segments = parser.push(chunk.text)
                     if chunk.finish_reason is not None:
-                        segments += parser.finish(is_cut=chunk.finish_reason == "length")
-                    has_calls |= any(s.kind == "call" and not s.is_cut for s in segments)
+                        is_end = chunk.token_id in self.tokenizer.eog_ids
+                        segments += parser.finish(is_cut=not is_end)
+                    calls += [segment for segment in segments if segment.call is not None]
                     record = None
                     if top is not None and chunk.logprob is not None:
                         record = self._record(chunk.token_id, chunk.logprob, top.records[index])
@@ -204,7 +205,8 @@ class AnswerEngine:
             finally:
                 ticket.attach(None)
                 stream.close()
-        reason = "tool_calls" if has_calls else str(result.finish_reason)
+        is_called = bool(calls) and not calls[-1].is_cut
+        reason = "tool_calls" if is_called else str(result.finish_reason)
         emit(Finished(reason, result.stats))
 
     def _processors(

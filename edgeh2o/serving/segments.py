@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from .tools import CALL_BEGINS, CALL_ENDS, ToolCall, parse_calls, parse_cut_call
+from .tools import CALL_BEGINS, CALL_ENDS, ToolCall, may_become_call, parse_calls, parse_cut_call
 
 THINKING_BEGINS, THINKING_ENDS = "<think>", "</think>"
 
@@ -57,16 +57,22 @@ class AnswerParser:
     def finish(self, *, is_cut: bool = False) -> list[Segment]:
         """What is still held back, at the end of the answer, or where it ``is_cut``.
 
-        A call that was to be written, or begun as such, is one then too, with a part of its
-        arguments: as OpenAI has it.
+        A call that had to be written, and one that was begun where the answer is cut, is a call
+        with a part of its arguments, as OpenAI has it. Nothing is shown of one without its name.
         """
         held, self._held = self._held, ""
         if self._is_call or self._state in ("json", "call"):
             if calls := parse_calls(held, self._names):
                 return [Segment("call", call=call) for call in calls]
-            if is_cut and self._is_call:
-                cut = parse_cut_call(held, self._names)
-                return [Segment("call", call=cut, is_cut=True)] if cut else []
+            if self._is_call or is_cut:
+                begun = held if self._is_call else held.lstrip().removeprefix("[")
+                cut = parse_cut_call(begun, self._names)
+                if cut is None and self._is_call and len(self._names) == 1:
+                    cut = ToolCall(self._names[0], "")  # only one is possible
+                if cut is not None:
+                    return [Segment("call", call=cut, is_cut=True)]
+                if self._is_call or may_become_call(begun, self._names):
+                    return []
             prefix = CALL_BEGINS if self._state == "call" else ""
             return [Segment("text", prefix + held)] if held else []
         kind: Literal["text", "reasoning"] = "reasoning" if self._state == "thinking" else "text"

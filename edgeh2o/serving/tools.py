@@ -6,6 +6,7 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -212,11 +213,18 @@ def _refuse_constant(name: str) -> None:
 def parse_cut_call(text: str, names: Sequence[str]) -> ToolCall | None:
     """The call that ``text`` begins, as ``grammar_of_call`` has it, with the arguments so far.
 
-    None where it does not get as far as the name of a function, unless only one is possible.
+    None where it does not get as far as the name of a function.
     """
     found = _CUT_CALL.fullmatch(text)
-    if found is None:
-        return ToolCall(names[0], "") if len(names) == 1 else None
-    if found["name"] not in names:
+    if found is None or found["name"] not in names:
         return None
-    return ToolCall(found["name"], found["arguments"] or "")
+    arguments = found["arguments"] or ""
+    with suppress(ValueError, RecursionError):  # what follows complete arguments is not theirs
+        arguments = arguments[: json.JSONDecoder().raw_decode(arguments)[1]]
+    return ToolCall(found["name"], arguments)
+
+
+def may_become_call(text: str, names: Sequence[str]) -> bool:
+    """Whether ``text`` is a call as far as it goes, which is not to the end of a name."""
+    compact = "".join(text.split())
+    return any(f'{{"name":"{name}"'.startswith(compact) for name in names)

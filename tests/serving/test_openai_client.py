@@ -197,6 +197,14 @@ def test_a_required_call_that_is_cut_is_a_call_by_length(
     assert after.usage and after.usage.completion_tokens == 2
 
 
+def test_a_required_call_that_a_stop_text_ends_is_no_text(client: openai.OpenAI) -> None:
+    options: Any = {"model": "m", "messages": MESSAGES, "tools": TOOLS, "tool_choice": "required"}
+    made = client.chat.completions.create(**options, seed=1, max_tokens=400, stop=['"b"'])
+    (call,) = made.choices[0].message.tool_calls or []
+    assert (made.choices[0].finish_reason, made.choices[0].message.content) == ("stop", None)
+    assert call.type == "function" and call.function.arguments.startswith("{")
+
+
 def test_what_cannot_be_enforced_is_ignored_unless_strict(client: openai.OpenAI) -> None:
     parameters = {
         "type": "object",

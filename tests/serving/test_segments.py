@@ -69,7 +69,7 @@ def test_plain_text_and_begun_thoughts() -> None:
     ) == [("text", "<think>a</think>")]
     assert segments_of("a</think>b", [3], is_thinking=True) == [("reasoning", "a"), ("text", "b")]
     assert segments_of(CALL, [5], is_call=True) == [("call", "add")]
-    assert segments_of(CALL[:-5], [5], is_call=True) == [("text", CALL[:-5])]
+    assert segments_of(CALL[:-5], [5], is_call=True) == [("call", "add")]  # by a stop text
 
 
 BEGUN = {
@@ -107,6 +107,32 @@ def test_a_call_that_is_cut_is_a_call(text: str) -> None:
     if '"sub"' not in text:
         expected = expected or ""
         assert alone.finish(is_cut=True)[0].call == ToolCall("add", expected)
+
+
+@pytest.mark.parametrize("begin", ["<tool_call>", "<tool_call>\n", "", "[", "see\n<tool_call>"])
+@pytest.mark.parametrize("text", BEGUN)
+def test_a_call_of_the_models_own_that_is_cut_is_no_text(text: str, begin: str) -> None:
+    parser = AnswerParser(("add", "multiply"))
+    shown = [s.text for s in [*parser.push(begin + text)] if s.call is None]
+    found = parser.finish(is_cut=True)
+    expected = BEGUN[text]
+    if expected is not None:
+        assert found == [Segment("call", call=ToolCall("add", expected), is_cut=True)]
+    elif '"sub"' in text or not begin + text:  # that is none of the tools
+        assert "".join(segment.text for segment in found) == (begin + text).removeprefix("see\n")
+    else:
+        assert found == []
+    assert "".join(shown) == ("see\n" if begin.startswith("see") else "")
+
+
+def test_other_texts_that_are_cut_stay() -> None:
+    for text in ('{"not": "a call", "b', "<tool_call>nonsense", "[1, 2", "a < b <tool"):
+        parser = AnswerParser(("add",))
+        found = [*parser.push(text), *parser.finish(is_cut=True)]
+        assert "".join(segment.text for segment in found) == text
+    parser = AnswerParser(("add",))
+    parser.push(f"[{CALL}, {CALL[:20]}")
+    assert parser.finish(is_cut=True)[0].call == ToolCall("add", '{"a": 1}')
 
 
 @pytest.mark.parametrize("arguments", ['{"a": "\\ud83d"}', '"{\\"a\\": \\"\\ud83d\\"}"'])
