@@ -14,6 +14,7 @@ from .model_options import (
     add_model_argument,
     add_model_options,
     add_verbosity_options,
+    check_together,
     open_model,
     print_note,
     read_model_options,
@@ -72,6 +73,7 @@ def execute(args: argparse.Namespace) -> int:
         )
     sampling = read_config(args, SamplingParams)
     options = read_model_options(args)
+    check_together(sampling, options)
 
     from ..serving.answers import AnswerEngine
     from ..serving.batch import ResultFile, read_items, run_batch

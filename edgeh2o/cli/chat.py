@@ -26,6 +26,7 @@ from .model_options import (
     add_model_argument,
     add_model_options,
     add_verbosity_options,
+    check_together,
     open_model,
     print_note,
     read_model_options,
@@ -68,6 +69,7 @@ def execute(args: argparse.Namespace) -> int:
     """Answers line after line; returns the exit code."""
     sampling = read_sampling(args)
     options = read_model_options(args)
+    check_together(sampling, options)
     session = find_session(args)
 
     def check(opened: Session) -> None:

@@ -9,7 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..config import AUTO_DRAFT, DRAFT_OFF, PrefillConfig, RuntimeConfig, SamplingParams
+from ..config import (
+    AUTO_DRAFT,
+    DRAFT_OFF,
+    STOP_WHEN_FULL,
+    PrefillConfig,
+    RuntimeConfig,
+    SamplingParams,
+)
 from ..errors import UsageError
 from ..rope_config import RopeConfig
 from .attention_options import add_attention_options, read_attention
@@ -116,6 +123,14 @@ def read_model_options(args: argparse.Namespace) -> ModelOptions:
         quiet=getattr(args, "quiet", False),
         verbose=getattr(args, "verbose", False),
     )
+
+
+def check_together(sampling: SamplingParams, options: ModelOptions) -> None:
+    """Raises UsageError for flags that do not go together, whatever the model."""
+    if sampling.context_full != STOP_WHEN_FULL:  # else there are none, and nothing to import
+        from ..engine.request_checks import check_settings
+
+        check_settings(sampling, options.runtime)
 
 
 @contextmanager

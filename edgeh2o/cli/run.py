@@ -26,6 +26,7 @@ from .model_options import (
     add_model_argument,
     add_model_options,
     add_verbosity_options,
+    check_together,
     open_model,
     print_note,
     read_model_options,
@@ -86,6 +87,7 @@ def execute(args: argparse.Namespace) -> int:
     _check_standard_input(args)
     sampling = replace(read_sampling(args), schema=_read_form(args))
     options = read_model_options(args)
+    check_together(sampling, options)
     prompt = read_prompt(args)
     given = (args.system, args.chat_template, args.chat_template_kwargs)
     if not args.chat and any(value is not None for value in given):

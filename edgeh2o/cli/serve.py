@@ -18,6 +18,7 @@ from .model_options import (
     add_model_argument,
     add_model_options,
     add_verbosity_options,
+    check_together,
     open_model,
     print_note,
     read_model_options,
@@ -142,6 +143,7 @@ def execute(args: argparse.Namespace) -> int:
         raise UsageError(f"--port must be from 0 to 65535, got {args.port}")
     sampling = read_config(args, SamplingParams)
     options = read_model_options(args)
+    check_together(sampling, options)
     key = _read_key(args)
     if args.host not in LOOPBACK and key is None:
         print_note(

@@ -47,7 +47,7 @@ def allow_eviction(runner: Any, is_allowed: bool) -> None:
     """As ``EvictingRunner`` has it. Raises UsageError for a runner that cannot."""
     allow = getattr(runner, "allow_eviction", None)
     if allow is None and is_allowed:
-        raise _no_eviction()
+        raise no_eviction()
     if allow is not None:
         with _explained():
             allow(is_allowed)
@@ -59,12 +59,13 @@ def check_eviction(
     """Raises what ``allow_eviction`` would for a session that is yet to be made."""
     check = getattr(model, "check_eviction", None)
     if check is None:
-        raise _no_eviction()
+        raise no_eviction()
     with _explained():
         check(attention, shape)
 
 
-def _no_eviction() -> UsageError:
+def no_eviction() -> UsageError:
+    """What is said where runners of a kind cannot evict."""
     return UsageError(
         "--context-full evict is for GGUF and safetensors models on the CPU; "
         "use --context-full shift"

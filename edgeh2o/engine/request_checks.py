@@ -4,14 +4,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..config import DRAFT_OFF, EVICT_WHEN_FULL, SamplingParams
+from ..config import DRAFT_OFF, EVICT_WHEN_FULL, RuntimeConfig, SamplingParams
+from ..errors import UsageError
 from .drafting import why_single_tokens
-from .full_context import check_eviction, check_length
+from .full_context import check_eviction, check_length, no_eviction
 from .speculation import refuse_drafts
 
 if TYPE_CHECKING:
     from .models import LoadedModel
     from .plan import RunPlan
+
+
+def check_settings(sampling: SamplingParams, runtime: RuntimeConfig) -> None:
+    """Raises UsageError for what no model answers by; a model may refuse more (check_request)."""
+    if runtime.context_size:
+        check_length(runtime.context_size, sampling.context_full)
+    if sampling.context_full != EVICT_WHEN_FULL:
+        return
+    if runtime.device.startswith("cuda"):
+        raise no_eviction()
+    if (runtime.cache_type_k or runtime.cache_type) == "q8_0":
+        raise UsageError(
+            "keys of cache type q8_0 would be rounded anew at every eviction of --context-full "
+            "evict; use --cache-type-k f16, or --context-full shift"
+        )
+    refuse_drafts(
+        sampling, has_draft=runtime.draft is not None and sampling.draft_tokens != DRAFT_OFF
+    )
 
 
 def check_request(

@@ -80,6 +80,7 @@ class _Loaded:
                 check=opened.append,
             )
         )
+        opened[0].check_options(settings.sampling)  # else every request would be refused
         engine = AnswerEngine(opened[0], prefix_ram_bytes=settings.prefix_ram_bytes)
         self._stack.callback(engine.close)
         return engine

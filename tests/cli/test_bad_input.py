@@ -65,6 +65,10 @@ BAD_OPTIONS = [
     (["--warp"], "unrecognized arguments: --warp; see 'edgeh2o run --help'"),
     (["--tem", "0.5"], "unrecognized arguments: --tem 0.5 (did you mean --temp?)"),
     (["--chat", "--chat-template", "none.jinja"], "check --chat-template"),
+    (["--context-full", "shift", "-c", "32"], "use -c 64 or more"),
+    (["--context-full", "evict", "--draft", MODEL], "(--draft) does not go with --context-full"),
+    (["--context-full", "evict", "-ctk", "q8_0"], "keys of cache type q8_0"),
+    (["--context-full", "evict", "--device", "cuda"], "use --context-full shift"),
     (["--chat", "--chat-template", "/"], "give a text file to --chat-template"),
 ]
 
@@ -81,6 +85,17 @@ def test_bad_options(capsys: pytest.CaptureFixture[str], options: list[str], fra
     captured = capsys.readouterr()
     assert captured.out == ""
     _expect_one_line(captured.err, fragment)
+
+
+@pytest.mark.parametrize("verb", [["chat"], ["serve"], ["batch"], ["batch", "--dask", "tcp://x:1"]])
+def test_options_that_exclude_each_other(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, verb: list[str]
+) -> None:
+    """Whatever the model, which need not be there; a cluster answered every request so."""
+    files = ["in.jsonl", "-o", str(tmp_path / "out.jsonl")] if verb[0] == "batch" else []
+    given = [verb[0], MODEL, *files, *verb[1:], "--context-full", "evict", "--lookup", "4"]
+    assert main(given) == 2
+    _expect_one_line(capsys.readouterr().err, "lookup (--lookup) 4 does not go with")
 
 
 @pytest.mark.parametrize(

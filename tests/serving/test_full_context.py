@@ -48,6 +48,7 @@ def test_neighbours_change_nothing(serving_model: Path, way: str) -> None:
     [
         (["--context-full", "evict", "--cache-type", "q8_0"], "q8_0 would be rounded anew"),
         (["--context-full", "evict", "--lookup", "4"], "--lookup.* does not go with"),
+        (["--context-full", "evict", "--attention", "quest"], "says what generated tokens read"),
         (["--context-full", "shift", "-c", "40"], "40 positions is too short"),
     ],
 )
