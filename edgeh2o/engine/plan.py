@@ -414,9 +414,14 @@ class RunPlan:
     def start_runner(self, model: LoadedModel, context: int, *, all_rows: bool = False) -> Runner:
         """A runner with room for ``context`` tokens. Raises ResourceError if it does not fit."""
         shape = self.shape(context, all_rows=all_rows)
-        is_checked = self.context_size is not None and context == self.least_context
-        self.require_fit(shape, model.estimate_session_bytes, self.room(is_checked=is_checked))
+        self.check_start(model, shape)
         return model.start_session(self.attention, shape)
+
+    def check_start(self, model: LoadedModel, shape: SessionShape, freed_bytes: int = 0) -> None:
+        """Raises ResourceError if a runner does not fit, once ``freed_bytes`` more are free."""
+        is_checked = self.context_size is not None and shape.max_context == self.least_context
+        room = self.room(is_checked=is_checked) + freed_bytes
+        self.require_fit(shape, model.estimate_session_bytes, room)
 
     def room(
         self, weight_bytes: int = 0, mapped_bytes: int = 0, *, is_checked: bool = False

@@ -100,10 +100,16 @@ class PromptCache:
         return plan.evicting() if goes_on else plan, context
 
     def begin_anew(self, plan: RunPlan, context: int) -> Runner:
-        """A runner at position 0; what the one before held is gone. Raises ResourceError."""
+        """A runner at position 0; what the one before held is gone. Raises ResourceError.
+
+        It is still there where the next one could not fit even in its place.
+        """
         if self.runner is not None and plan == self.running and self._holds(context):
             self.runner.reset()
         else:
+            if self.runner is not None:
+                freed = sum(self.runner.memory_bytes.values())
+                plan.check_start(self.model, plan.shape(context), freed)
             self.runner = None  # freed before the next one is allocated
             self.running = plan
             self.runner = plan.start_runner(self.model, context)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -168,14 +168,21 @@ class Session:
     def _take_runner(self, start: Start, sampling: SamplingParams) -> tuple[Runner, int]:
         """As ``PromptCache.begin_at``; the prompt in progress ends, unless nothing has changed."""
         transcript = self.transcript if start.n_kept else None
-        try:
+        with self._replacing_runner():
             runner, n_cached = self.cache.begin_at(start, sampling)
+        self._transcript = transcript if n_cached else None
+        return runner, n_cached
+
+    @contextmanager
+    def _replacing_runner(self) -> Iterator[None]:
+        """The prompt in progress ends, unless what fails has left the runner."""
+        try:
+            yield
         except BaseException:
             if self.runner is None:
                 self._generation = self._transcript = None
             raise
-        self._generation, self._transcript = None, transcript if n_cached else None
-        return runner, n_cached
+        self._generation = self._transcript = None
 
     def _require_current(self, generation: Generation) -> None:
         """Lets ``generation`` go on, if the runner is still its own."""
@@ -275,8 +282,8 @@ class Session:
         plan, context = self.cache.plan_prompt(
             n_prompt, max_tokens, plan, goes_on=goes_on, stays_open=stays_open
         )
-        self._generation = self._transcript = None
-        return self.cache.begin_anew(plan, context)
+        with self._replacing_runner():
+            return self.cache.begin_anew(plan, context)
 
     def may_go_on(self, n_kept: int, n_prompt: int, context: int) -> bool:
         """As ``PromptCache.may_go_on``."""

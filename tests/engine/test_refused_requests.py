@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edgeh2o import LLM, PrefillConfig, QuestConfig, SamplingParams
-from edgeh2o.errors import UsageError
+from edgeh2o.errors import ResourceError, UsageError
+from edgeh2o.host import memory
 from tests.model.model_pair import random_tokens
 from tests.tiny_models import TinyModelFactory
 
@@ -115,3 +118,31 @@ def test_a_session_file_that_fails_ends_the_stream(
             llm.load_session(path)
         with pytest.raises(UsageError, match="this stream was ended"):
             next(stream)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("is_file", [True, False], ids=["file", "prompt"])
+def test_what_does_not_fit_in_memory_leaves_the_cache(
+    tiny_model: TinyModelFactory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_file: bool,
+    keeps: bool,
+) -> None:
+    """It was freed to make room for the next one, which was refused then."""
+    model = tiny_model(context_length=2**20)
+    long, file = replace(GREEDY, max_tokens=2**20 - 100), tmp_path / "long.session"
+    if is_file:
+        with _load(model, context_size=None) as llm:
+            llm.generate(OTHER * 300, GREEDY, keep_cache=True)
+            llm.save_session(file)
+    with _load(model, context_size=None) as llm:
+        first = llm.generate(PROMPT, GREEDY, keep_cache=True)
+        assert llm._session.runner is not None
+        held = list(llm._session.runner.token_ids)
+        monkeypatch.setattr(memory, "available_bytes", lambda: 0)
+        with pytest.raises(ResourceError, match="available"):
+            llm.load_session(file) if is_file else llm.generate(OTHER, long, keep_cache=keeps)
+        assert llm.has_open_prompt
+        again = llm.generate([*PROMPT, *first.token_ids, 5], GREEDY, keep_cache=True)
+        assert again.stats.cached_tokens == len(held)
