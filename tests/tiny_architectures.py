@@ -136,6 +136,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "glm-dsa": Family(is_latent=True, is_indexed=True, has_experts=True, has_expert_bias=True),
     "minicpm3": Family(is_latent=True),
+    "plm": Family(is_latent=True, is_ungated=True),
     "apertus": Family(qk_norm="head", is_ungated=True, has_xielu=True),
     "arcee": Family(is_ungated=True),
     "nanbeige": Family(),

@@ -49,6 +49,7 @@ from . import (  # noqa: F401
     phi2,
     phi3,
     phimoe,
+    plm,
     qwen2,
     qwen3,
     qwen35,

@@ -261,6 +261,8 @@ CASES: Mapping[str, Mapping[str, object]] = {
     },
     "mistral3": {"architecture": "mistral3", "original_context": 32},
     "mistral3_yarn": {"architecture": "mistral3", "rope_scaling": "yarn", "original_context": 32},
+    # Its queries are made of the input, and networks are wider than rows in the published model.
+    "plm": {"architecture": "plm", "q_rank": 0, "ffn_dim": 256},
     "seed_oss": {"architecture": "seed_oss"},
     "smollm3": {"architecture": "smollm3", "n_layers": 5},
     "olmo": {"architecture": "olmo"},

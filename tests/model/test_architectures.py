@@ -34,6 +34,7 @@ MODELS = {
     "qwen3moe-one": {"architecture": "qwen3moe", "n_experts_used": 1},
     "qwen3moe-all": {"architecture": "qwen3moe", "n_experts": 3, "n_experts_used": 3},
     "phi3": {"architecture": "phi3", "rotary_dim": 12},
+    "plm": {"architecture": "plm", "q_rank": 0},
     "deepseek2-groups": {
         **{"architecture": "deepseek2", "n_layers": 3, "n_experts": 8, "n_experts_used": 3},
         **{"n_expert_groups": 4, "n_expert_groups_used": 2},

@@ -66,6 +66,7 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
     "mistral3": {"original_context": 15},
     "nemotron_h": {"n_layers": 4, "n_conv_taps": 4},
     "nemotron_h_moe": {"n_layers": 4, "shared_ffn_dim": 80},
+    "plm": {"q_rank": 0},
     "qwen2moe": {"shared_ffn_dim": 160},
     "qwen35": {"n_layers": 3, "rotary_dim": 8, "n_conv_taps": 4},
     "qwen35moe": {"shared_ffn_dim": 80},

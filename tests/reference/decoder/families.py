@@ -163,6 +163,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "phi3": Family(),
     "phimoe": Family(),
+    "plm": Family(is_interleaved=True, is_ungated=True),
     "qwen2": Family(),
     "qwen2moe": Family(normalises_experts=False),
     "qwen2vl": Family(),
