@@ -138,6 +138,16 @@ ABSENT: Mapping[str, tuple[str, ...]] = {
 }
 # By the model's type in transformers, and what its configuration has beside SHAPE.
 CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "llama_yarn": (
+        "llama",
+        {
+            **{"attention_bias": True, "mlp_bias": True},
+            "rope_parameters": {
+                **{**_YARN, "rope_theta": 10000.0, "original_max_position_embeddings": 32},
+                **{"truncate": False, "mscale": 0.7, "mscale_all_dim": 1.3},
+            },
+        },
+    ),
     "lfm2": ("lfm2", {**_CONVOLUTIONS, "block_multiple_of": 32}),
     "lfm2_moe": ("lfm2_moe", {**_CONVOLUTIONS, **_EXPERTS, "num_dense_layers": 1}),
     "qwen3_next": ("qwen3_next", {**_DELTA_NETS, **_SHARED}),

@@ -190,6 +190,11 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "mscale": 1.0}},
         "config.json, rope_scaling: 'mscale' is not known",
     ),
+    "exact_yarn": (
+        {"model_type": "qwen3", "rope_scaling": {"rope_type": "yarn", "factor": 2.0,
+         "truncate": False}},
+        "'truncate' is false, which is not supported",
+    ),
     "rope_base": (
         {"rope_theta": -5, "rope_scaling": {"rope_type": "llama3", "factor": 8,
          "low_freq_factor": 1, "high_freq_factor": 4}},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,29 @@ def test_multipliers_of_yarn_that_are_not_computed_are_refused() -> None:
     config = read_published("ministral3").config
     with pytest.raises(FormatError, match=r"'mscale' is 0\.5, which is not supported"):
         describe({**config, "rope_parameters": {**config["rope_parameters"], "mscale": 0.5}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "factor"),
+    [
+        ({}, 1.0),  # as it is in GGUF: times YaRN's own
+        ({"mscale": 0.7}, 1.0),  # alone it has no effect
+        ({"mscale": 0.7, "mscale_all_dim": 0.0}, 1.0),
+        ({"mscale": 1.0, "mscale_all_dim": 2.0}, 1.0 / (1.0 + 0.2 * math.log(4.0))),
+        (
+            {"mscale": 1.0, "mscale_all_dim": 2.0, "attention_factor": 1.0 + 0.1 * math.log(4.0)},
+            1.0,
+        ),
+    ],
+)
+@pytest.mark.parametrize("stretch", [4.0, None])
+def test_multipliers_of_yarn(changes: dict[str, Any], factor: float, stretch: float | None) -> None:
+    """Of a llama, as ``_compute_yarn_parameters`` of transformers has them; they were refused."""
+    config = read_published("llama_yarn").config
+    yarn = {"rope_type": "yarn", "factor": stretch, "original_max_position_embeddings": 128}
+    found = describe({**config, "max_position_embeddings": 512, "rope_parameters": yarn | changes})
+    assert found.get("llama.rope.scaling.attn_factor", 1.0) == pytest.approx(factor)
+    assert found["llama.rope.scaling.factor"] == 4.0
 
 
 # What transformers computes with where a key is missing, by the case it is tried on.

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import FormatError
+from ..rope import YARN_BETA_FAST, YARN_BETA_SLOW, RopeScaling, inverse_frequencies
+from ..spec import find_architecture
 from .family import TransformersFamily
 from .settings import Settings
 
@@ -57,12 +59,19 @@ def read_rope(
             f"{', '.join(_KINDS)}"
         )
     original = scaling.integer("original_max_position_embeddings", default=original)
-    if kind == "yarn" and scaling.take("truncate", True) is family.has_exact_yarn:
-        found = "true" if family.has_exact_yarn else "not true"
+    is_rounded = bool(scaling.take("truncate", True)) if kind == "yarn" else True
+    # Of others it takes a table, which not every architecture has.
+    may_be_exact = family.has_exact_yarn or find_architecture(family.architecture).rope_factors
+    if kind == "yarn" and (family.has_exact_yarn if is_rounded else not may_be_exact):
+        found = "true" if is_rounded else "false"
         raise FormatError(
             f"{scaling.label('truncate')} is {found}, which is not supported for this model"
         )
     reader(words, scaling, rotary_dim, context_length, original)
+    if kind == "yarn" and "mscale" not in family.rope_keys:  # which have formulas of their own
+        _multiply_yarn(words, scaling)
+    if not is_rounded and not family.has_exact_yarn:
+        _tabulate_yarn(words, rotary_dim)
     scaling.refuse_rest()
     return words
 
@@ -119,7 +128,7 @@ def _read_linear(
 def _read_yarn(
     words: RopeWords, scaling: Settings, rotary_dim: int, context: int, original: int
 ) -> None:
-    factor = scaling.number("factor")
+    factor = scaling.number("factor", default=context / original)
     words.keys |= {
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": factor,
@@ -127,11 +136,45 @@ def _read_yarn(
     }
     for key in ("beta_fast", "beta_slow"):
         value = scaling.number(key, default=None)
-        if value is not None:
+        if value:  # 0 stands for the default
             words.keys[f"rope.scaling.yarn_{key}"] = value
     given = scaling.number("attention_factor", default=None)
     if given is not None:  # in place of YaRN's own, which GGUF multiplies with
-        words.keys["rope.scaling.attn_factor"] = given / (1.0 + 0.1 * math.log(max(factor, 1.0)))
+        words.keys["rope.scaling.attn_factor"] = given / _growth(factor)
+
+
+def _growth(factor: float, multiplier: float = 1.0) -> float:
+    """YaRN's factor of rotated queries and keys."""
+    return 1.0 + 0.1 * multiplier * math.log(max(factor, 1.0))
+
+
+def _multiply_yarn(words: RopeWords, scaling: Settings) -> None:
+    """The multipliers of DeepSeek, as transformers has them for all models: both or none count."""
+    one, all_dims = (scaling.number(key, default=0.0) for key in ("mscale", "mscale_all_dim"))
+    if one and all_dims and scaling.take("attention_factor") is None:
+        factor = float(words.keys["rope.scaling.factor"])
+        growth = _growth(factor, one) / _growth(factor, all_dims)
+        words.keys["rope.scaling.attn_factor"] = growth / _growth(factor)
+
+
+def _tabulate_yarn(words: RopeWords, rotary_dim: int) -> None:
+    """YaRN whose ramp is not rounded to whole pairs, which GGUF has no word for, as divisors."""
+    keys = words.keys
+    base, factor = float(keys.get("rope.freq_base", 10000.0)), float(keys["rope.scaling.factor"])
+    scaling = RopeScaling(
+        kind="yarn",
+        factor=factor,
+        original_context=int(keys["rope.scaling.original_context_length"]),
+        beta_fast=float(keys.get("rope.scaling.yarn_beta_fast", YARN_BETA_FAST)),
+        beta_slow=float(keys.get("rope.scaling.yarn_beta_slow", YARN_BETA_SLOW)),
+        is_rounded=False,
+    )
+    plain = inverse_frequencies(rotary_dim, base)
+    stretched = inverse_frequencies(rotary_dim, base, scaling)
+    words.tables[FACTORS_NAME] = _pack([a / b for a, b in zip(plain, stretched, strict=True)])
+    growth = float(keys.get("rope.scaling.attn_factor", 1.0)) * _growth(factor)
+    words.keys = {name: value for name, value in keys.items() if "scaling" not in name}
+    words.keys["rope.scaling.attn_factor"] = growth
 
 
 def _read_llama3(
