@@ -21,7 +21,8 @@ from .report import add_json_option, print_report
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..engine.plan import RunPlan, SessionEstimate
+    from ..engine.memory_fit import SessionEstimate
+    from ..engine.plan import RunPlan
     from ..formats.gguf import GgufFile
     from ..formats.model_tensors import ModelTensors
     from ..model_config import DecoderConfig, ModelConfig
@@ -275,6 +276,7 @@ def _describe_memory(
     available: int | None = None,
 ) -> dict[str, Any]:
     """Of the host's memory, or of ``available`` bytes of a GPU."""
+    from ..engine.memory_fit import find_largest_context, find_room
     from ..engine.opening import import_answering
     from ..host import memory
 
@@ -283,14 +285,15 @@ def _describe_memory(
     context = plan.context_size or trained
     plan = plan.for_length(context)
     parts = dict(estimate(plan.attention, plan.shape(context)))
-    room = plan.room(weights, mapped) if available is None else available - weights
+    room = find_room(plan.threads, weights, mapped) if available is None else available - weights
+    most = max(context, trained)
     return {
         "context": context,
         "weights": weights,
         **parts,
         "total": weights + sum(parts.values()),
         "available": memory.available_bytes() if available is None else available,
-        "largest_context_that_fits": plan.find_largest_context(
-            plan.shape(max(context, trained)), estimate, room
+        "largest_context_that_fits": find_largest_context(
+            most, plan.for_length(most).session_sizes(plan.shape(most), estimate), room
         ),
     }

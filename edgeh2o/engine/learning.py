@@ -17,6 +17,7 @@ from ..attention.head_budgets import (
 )
 from ..attention.kept_profiles import MIN_PROMPT, PROFILE_TOKENS, keep_profile
 from ..model_config import DecoderConfig
+from .memory_fit import find_room, require_fit
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,7 +61,8 @@ def measure_profile(
     from .profile import profile_prompt, profile_shape
 
     shape = profile_shape(plan.threads)
-    plan.reading_all().require_fit(shape, model.estimate_session_bytes, plan.room())
+    sizes = plan.reading_all().session_sizes(shape, model.estimate_session_bytes)
+    require_fit(shape.max_context, sizes, find_room(plan.threads))
     return profile_prompt(model, token_ids, threads=plan.threads)
 
 

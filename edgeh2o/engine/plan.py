@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from bisect import bisect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -16,13 +15,21 @@ from ..attention.dense import DenseConfig
 from ..attention.kept_profiles import PROFILE_TOKENS
 from ..attention.registry import make_sparse_attention
 from ..config import PrefillConfig, RuntimeConfig
-from ..errors import ResourceError, UsageError
-from ..host import memory
+from ..errors import UsageError
 from ..host.threads import default_thread_count
 from ..model_config import DecoderConfig, ModelConfig
 from ..option_fields import MAX_CONTEXT
 from ..rope_config import ROPE_OF_FILE, RopeConfig
 from ..runners.base import SessionShape
+from .memory_fit import (
+    CONTEXT_STEP,
+    SessionEstimate,
+    SessionSizes,
+    find_room,
+    of_host,
+    require_fit,
+    with_draft,
+)
 from .precisions import AttentionPrecisions
 
 if TYPE_CHECKING:
@@ -30,19 +37,12 @@ if TYPE_CHECKING:
     from .models import DescribedModel, LoadedModel, ModelFile
 
 MIN_DEFAULT_CONTEXT = 4096
-CONTEXT_STEP = 256
 # Room for an answer of open length (max_tokens = -1) when the context is sized by default.
 OPEN_ANSWER_TOKENS = 1024
 # Of a call of a prompt that stays open: what an interrupt can lose.
 OPEN_BATCH_TOKENS = 1024
-# Left to the interpreter and its libraries when memory is counted, and the rest of it for a context
-# that was checked when the weights were loaded: part of it may be in use since.
-RESERVE_BYTES = 64 * 2**20
-RECHECK_RESERVE_BYTES = 16 * 2**20
 # Of every call and layer, to measure the error of a sparse attention.
 CHECKED_ROWS = 16
-
-SessionEstimate = Callable[[SparseAttentionConfig, SessionShape], Mapping[str, int]]
 
 
 def fit_chunks(
@@ -359,13 +359,13 @@ class RunPlan:
         the context asked for is longer than what the model was trained on.
         """
         weight_bytes = 0 if self.has_device_memory else file.n_weight_bytes
-        room = self.room(weight_bytes, file.n_mapped_bytes)
-        shape = self.shape(self.least_context)
+        room = find_room(self.threads, weight_bytes, file.n_mapped_bytes)
         estimate: SessionEstimate = file.estimate_session_bytes
         if draft_session is not None:
-            estimate = _with_draft(estimate, draft_session)
+            estimate = with_draft(estimate, draft_session)
         plan = self.for_length(self.least_context)
-        plan.require_fit(shape, estimate, room, weight_bytes=weight_bytes)
+        sizes = plan.session_sizes(self.shape(self.least_context), estimate)
+        require_fit(self.least_context, sizes, room, weight_bytes=weight_bytes)
         trained = self.config.context_length
         if (self.context_size or 0) > trained:
             warnings.warn(
@@ -419,83 +419,18 @@ class RunPlan:
 
     def check_start(self, model: LoadedModel, shape: SessionShape, freed_bytes: int = 0) -> None:
         """Raises ResourceError if a runner does not fit, once ``freed_bytes`` more are free."""
-        is_checked = self.context_size is not None and shape.max_context == self.least_context
-        room = self.room(is_checked=is_checked) + freed_bytes
-        self.require_fit(shape, model.estimate_session_bytes, room)
+        context = shape.max_context
+        is_checked = self.context_size is not None and context == self.least_context
+        room = find_room(self.threads, is_checked=is_checked) + freed_bytes
+        require_fit(context, self.session_sizes(shape, model.estimate_session_bytes), room)
 
-    def room(
-        self, weight_bytes: int = 0, mapped_bytes: int = 0, *, is_checked: bool = False
-    ) -> int:
-        """Bytes that a session may take besides weights yet to be loaded.
-
-        ``mapped_bytes`` is what those take of the addresses, which count where they are limited:
-        then the stacks of threads are set aside.
-        """
-        addresses = memory.address_space_left_bytes()
-        reserve = RECHECK_RESERVE_BYTES if is_checked else RESERVE_BYTES
-        room = memory.available_bytes() - reserve - weight_bytes
-        if addresses is None or is_checked:
-            return room
-        stacks = self.threads * memory.thread_stack_bytes()
-        return min(room, addresses - reserve - mapped_bytes - stacks)
-
-    def require_fit(
-        self, shape: SessionShape, estimate: SessionEstimate, room: int, *, weight_bytes: int = 0
-    ) -> None:
-        """Raises ResourceError, before anything is allocated, for a session that needs more.
-
-        ``weight_bytes`` are weights yet to be loaded. The message gives the parts, what is
-        available and the largest context that fits.
-        """
+    def session_sizes(self, shape: SessionShape, estimate: SessionEstimate) -> SessionSizes:
+        """What sessions of ``shape`` take of the host, those of other lengths by their budgets."""
         if self.has_device_memory:
-            estimate = _of_host(estimate)
-        parts = dict(estimate(self.attention, shape))
-        if sum(parts.values()) <= room:
-            return
-        if weight_bytes:
-            parts["weights"] = weight_bytes
-        breakdown = ", ".join(
-            f"{name.replace('_', ' ')} {memory.format_bytes(size)}" for name, size in parts.items()
-        )
-        largest = self.find_largest_context(shape, estimate, room)
-        if largest:
-            cure = f"the largest context that fits is -c {largest}"
-        else:
-            cure = "no context fits: free memory, use a smaller model or smaller -b and -ub"
-        raise ResourceError(
-            f"a context of {shape.max_context} positions needs "
-            f"{memory.format_bytes(sum(parts.values()))} ({breakdown}) and "
-            f"{memory.format_bytes(max(0, room + weight_bytes))} are available; {cure}"
-        )
+            estimate = of_host(estimate)
 
-    def find_largest_context(
-        self, shape: SessionShape, estimate: SessionEstimate, room: int
-    ) -> int:
-        """The longest context up to that of ``shape`` that takes no more than ``room``, or 0.
+        def sizes(context: int) -> Mapping[str, int]:
+            plan = self if context == shape.max_context else self.for_length(context)
+            return estimate(plan.attention, replace(shape, max_context=context))
 
-        A shorter one is a multiple of ``CONTEXT_STEP``.
-        """
-
-        def size(context: int) -> int:
-            attention = self.for_length(context).attention
-            return sum(estimate(attention, replace(shape, max_context=context)).values())
-
-        if size(shape.max_context) <= room:
-            return shape.max_context
-        steps = range(1, -(-shape.max_context // CONTEXT_STEP))
-        return CONTEXT_STEP * bisect(steps, room, key=lambda step: size(step * CONTEXT_STEP))
-
-
-def _with_draft(estimate: SessionEstimate, draft_session: Callable[[int], int]) -> SessionEstimate:
-    """What a session and that of its draft model take."""
-    return lambda attention, shape: {
-        **estimate(attention, shape),
-        "draft_session": draft_session(shape.max_context),
-    }
-
-
-def _of_host(estimate: SessionEstimate) -> SessionEstimate:
-    """What a session on a GPU takes of the host; its model checks what it takes of the GPU."""
-    from ..runners.cuda import on_host
-
-    return lambda attention, shape: on_host(estimate(attention, shape))
+        return sizes

@@ -17,7 +17,7 @@ import pytest
 
 from edgeh2o.cli.main import main
 from edgeh2o.cli.progress import ProgressBars
-from edgeh2o.engine.plan import RESERVE_BYTES
+from edgeh2o.engine.memory_fit import RESERVE_BYTES
 from edgeh2o.errors import is_shortage
 from edgeh2o.host import memory
 from tests.bad_input.refusal import Refusal, require_one_line

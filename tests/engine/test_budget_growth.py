@@ -17,6 +17,7 @@ from edgeh2o.attention.head_budgets import grow_budgets
 from edgeh2o.config import RuntimeConfig
 from edgeh2o.engine import payoff
 from edgeh2o.engine.calibration import LEVELS
+from edgeh2o.engine.memory_fit import find_largest_context
 from edgeh2o.engine.payoff import choose_reading
 from edgeh2o.engine.plan import RunPlan
 from edgeh2o.evaluation.reading import prefill_prompt
@@ -217,7 +218,8 @@ def test_the_largest_context_that_fits_has_its_own_budgets(
 
     with load(path) as llm:
         plan = plan_of(llm, by_table).for_length(16384)
-        assert plan.find_largest_context(plan.shape(16384), estimate, 9000) == 8960
+        sizes = plan.session_sizes(plan.shape(16384), estimate)
+        assert find_largest_context(16384, sizes, 9000) == 8960
         short = plan_of(llm, by_table)
         assert all(
             budget == short.for_length(n).attention.mean_budget for n, budget in seen.items()

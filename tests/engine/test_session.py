@@ -17,7 +17,8 @@ from edgeh2o.attention.dense import DenseConfig
 from edgeh2o.attention.h2o import H2OConfig
 from edgeh2o.attention.headwise import HeadwiseConfig
 from edgeh2o.config import PrefillConfig, RuntimeConfig
-from edgeh2o.engine.plan import RECHECK_RESERVE_BYTES, RESERVE_BYTES, RunPlan
+from edgeh2o.engine.memory_fit import RECHECK_RESERVE_BYTES, RESERVE_BYTES
+from edgeh2o.engine.plan import RunPlan
 from edgeh2o.engine.session import Session
 from edgeh2o.errors import ResourceError, UsageError
 from edgeh2o.host import memory
