@@ -129,7 +129,7 @@ def _find_keys(
             continue
         if node.op_type in _PRODUCTS:
             found = by_end.get((id(node), 1))
-            if found is not None and node.op_type == "MatMul":
+            if found is not None and node.op_type in ("FusedMatMul", "MatMul"):
                 return found
             continue
         for name in node.input:

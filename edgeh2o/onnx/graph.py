@@ -18,6 +18,7 @@ from ..formats.foreign_magic import PROBE_BYTES, describe_foreign_file
 from ..formats.metadata import quote
 from .data import ExternalFiles, OnnxTensor, element_type, map_descriptor, number_bytes
 from .encoding import encode_attribute
+from .half_caches import drop_casts_of_caches
 from .messages import READ_KINDS, STRING, Model, Node, Tensor, ValueInfo, read_model
 
 MAX_FILE_BYTES = 2**31 - 1
@@ -38,7 +39,7 @@ class OnnxGraph:
         model, self.n_file_bytes = _parse(path)
         try:
             self._check_kind(model)
-            graph = model.graph
+            graph = drop_casts_of_caches(model.graph)
             self.ir_version = model.ir_version
             self.opsets: Mapping[str, int] = _read_opsets(model.opsets)
             self.properties: Mapping[str, str] = dict(model.properties)

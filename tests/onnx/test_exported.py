@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnxruntime import GraphOptimizationLevel, InferenceSession, SessionOptions
 from onnxruntime.quantization import QuantType, quantize_dynamic
+from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from edgeh2o import LLM
 from edgeh2o.cli.main import main
@@ -158,3 +160,37 @@ def test_dynamic_int8_of_an_export_of_several_nodes(
     calls = [tokens[:n_prompt], *tokens[n_prompt:, None]]
     expected = np.concatenate([whole.read(call) for call in calls])
     assert np.abs(found - expected).max() < 0.2 * expected.std()
+
+
+@pytest.mark.parametrize("keeps_types", [True, False])
+@pytest.mark.parametrize("name", [name for name in RUNS if "fp32" in name or "llama_23" in name])
+def test_what_is_converted_to_float16_runs(name: str, keeps_types: bool, tmp_path: Path) -> None:
+    """With float32 at the border of the graph (keep_io_types) too, where caches were refused."""
+    if name == "builder_gpt_oss_fp32":
+        pytest.skip("its experts are not converted")
+    folder, expected = unpack(name, tmp_path / name)
+    (path,) = folder.rglob("*.onnx")
+    converted = convert_float_to_float16(onnx.load(path), keep_io_types=keeps_types)
+    for data in folder.rglob("*.data"):
+        data.unlink()
+    onnx.save(converted, path)
+    with open_llm(folder) as llm:
+        found = read_all(llm, read_tokens(), N_TOKENS - 12)
+    assert np.abs(found - expected).max() < 0.03 * expected.std()
+
+
+@pytest.mark.parametrize("name", ["optimum_qwen2_14", "dynamo_gemma2_18"])
+def test_what_onnxruntime_has_optimised_runs(name: str, tmp_path: Path) -> None:
+    """Its products with queries are fused with their scale, by which keys were not found."""
+    folder, expected = unpack(name, tmp_path / name)
+    (path,) = folder.rglob("*.onnx")
+    options = SessionOptions()
+    options.graph_optimization_level = GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    options.log_severity_level = 3  # it warns that the file is for this machine
+    InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    (tmp_path / "optimised.onnx").rename(path)
+    assert {node.op_type for node in onnx.load(path).graph.node} >= {"FusedMatMul", "Softmax"}
+    with open_llm(folder) as llm:
+        found = read_all(llm, read_tokens(), N_TOKENS - 12)
+    assert np.abs(found - expected).max() < 1e-4 * expected.std()
