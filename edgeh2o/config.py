@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from .errors import UsageError
-from .option_fields import MAX_CONTEXT, check_int, check_real, label, option
+from .option_fields import MAX_CONTEXT, check_flag, check_int, check_real, label, option
 from .rope_config import ROPE_OF_FILE, RopeConfig
 
 MAX_BATCH = 2**20
@@ -153,6 +153,7 @@ class SamplingParams:
                 f"{label(self, 'context_full')} must be stop, shift or evict, got "
                 f"{self.context_full!r:.80}"
             )
+        check_flag(self, "ignore_eos")
         for name in ("lookup", "draft_tokens"):
             object.__setattr__(self, name, self._read_length(name))
         if self.schema is not None and self.ignore_eos:
@@ -311,6 +312,7 @@ class RuntimeConfig:
             raise UsageError(f"isa (--isa) must be a name such as avx2, got {self.isa!r:.80}")
         if self.isa is not None and not self.isa:
             raise UsageError("isa (--isa) is empty; leave it out to take the best one")
+        check_flag(self, "check_tensors")
         self._check_choice("cache_type", "--cache-type", CACHE_TYPES)
         if not isinstance(self.device, str) or not DEVICE_NAME.fullmatch(self.device):
             raise UsageError(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgeh2o import RuvllmConfig
 from edgeh2o.config import PrefillConfig, RuntimeConfig, SamplingParams
 from edgeh2o.errors import UsageError
 from edgeh2o.rope_config import RopeConfig
@@ -44,6 +45,9 @@ def test_equal_settings_have_equal_hashes(schema: object) -> None:
         (SamplingParams, {"seed": -2}, r"--seed.*got -2; leave it out"),
         (SamplingParams, {"seed": 2**64}, r"--seed"),
         (SamplingParams, {"max_tokens": -2}, r"--max-tokens.*got -2; use -1"),
+        (SamplingParams, {"ignore_eos": "no"}, r"--ignore-eos\) must be true or false, got 'no'"),
+        (RuntimeConfig, {"check_tensors": 1}, r"--check-tensors\) must be true or false, got 1"),
+        (RuvllmConfig, {"dense_decode": "false"}, r"dense_decode .*must be true or false"),
         (SamplingParams, {"max_tokens": True}, r"--max-tokens.*got True"),
         (SamplingParams, {"stop": ("a", "")}, r"--stop.*non-empty"),
         (SamplingParams, {"stop": ""}, r"--stop.*non-empty"),

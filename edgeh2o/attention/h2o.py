@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from ..errors import UsageError
-from ..option_fields import check_int, check_real, option
+from ..option_fields import check_flag, check_int, check_real, option
 from .base import AttentionModel, SparseAttentionConfig
 from .registry import register_sparse_attention
 
@@ -64,6 +64,7 @@ class H2OConfig(SparseAttentionConfig):
         for name in ("local", "heavy", "sinks", "tail"):
             check_int(self, name, 0)
         check_int(self, "window", 1)
+        check_flag(self, "by_values")
         check_real(
             self, "decay", "in [0, 1]", lambda value: 0 <= value <= 1, "use 1 to forget nothing"
         )

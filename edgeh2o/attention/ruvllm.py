@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from ..option_fields import check_int, option
+from ..option_fields import check_flag, check_int, option
 from .base import AttentionModel, SparseAttentionConfig
 from .registry import register_sparse_attention
 
@@ -49,6 +49,8 @@ class RuvllmConfig(SparseAttentionConfig):
         check_int(self, "window", 0)
         check_int(self, "block_size", 1)
         check_int(self, "globals", 0)
+        for name in ("no_strides", "no_landmarks", "dense_decode"):
+            check_flag(self, name)
 
     def make_policy(self, model: AttentionModel) -> SparsePolicy:
         from .. import _core

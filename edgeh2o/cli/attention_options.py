@@ -79,7 +79,11 @@ def _read_file(path: str) -> dict[str, Any]:
         raise UsageError(f"{path} is too large for a file of settings (--attention-config)")
     try:
         content = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    # The reader of a value that its tag does not fit, such as !!int "", raises what it happens to.
+    except (
+        *(yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError),
+        RecursionError,
+    ) as error:
         reason = " ".join(str(error).split())
         raise UsageError(f"{path} is not YAML (--attention-config): {reason}") from None
     section = content.get(SECTION) if isinstance(content, dict) else None

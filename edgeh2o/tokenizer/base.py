@@ -148,6 +148,8 @@ class Tokenizer(ABC):
         ``skip_special`` leaves control and unknown tokens out; ``continues`` is that of
         ``decoder``. Raises ``UsageError`` for an id outside the vocabulary.
         """
+        if not isinstance(ids, Iterable):
+            raise UsageError(f"token ids are a sequence of integers, got {ids!r:.80}")
         pieces = (self.token_bytes(token_id, skip_special=skip_special) for token_id in ids)
         data = b"".join(pieces)
         if self.space_prefix and not continues:

@@ -129,6 +129,12 @@ def test_refuses_to_detokenise_what_is_no_token(model: str, token: Any) -> None:
         llm.detokenize([3, token])
 
 
+@pytest.mark.parametrize("ids", [None, 5])
+def test_refuses_to_detokenise_what_is_no_sequence(model: str, ids: Any) -> None:
+    with LLM(model) as llm, pytest.raises(UsageError, match="are a sequence of integers, got"):
+        llm.detokenize(ids)
+
+
 def test_refuses_a_model_without_a_name(refusal: Refusal) -> None:
     with pytest.raises(UsageError, match="the model's name is empty; give the path of a model or"):
         LLM("")
