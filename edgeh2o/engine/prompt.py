@@ -129,7 +129,8 @@ class PromptReader:
         ``variables`` are of this conversation alone; with ``tools`` among them the template is
         ``tool_template``.
         """
-        template = self.tool_template if (variables or {}).get("tools") else self.chat_template
+        given = {**(self._variables or {}), **(variables or {})}
+        template = self.tool_template if given.get("tools") else self.chat_template
         chat = template.render(messages, variables=variables)
         return self._open_text(chat.text, chat, partial(template.encode_rendered, chat))
 

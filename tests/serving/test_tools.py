@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgeh2o import SamplingParams
+from edgeh2o import LLM, SamplingParams
 from edgeh2o.errors import FormatError
 from edgeh2o.export.gguf import quantize_model
 from edgeh2o.export.onnx import export_model
@@ -97,5 +97,9 @@ def test_a_request_with_tools_goes_to_the_template_of_that_name(
             assert text.startswith("['function'][user] what is it?")
             for body in ({}, {"tools": TOOLS, "tool_choice": "none"}):
                 assert prompt_of(engine, **body).startswith("[user] what is it?")
+    with LLM(file, chat_template_kwargs={"tools": TOOLS}) as llm:
+        prompt = llm._session.prompts.open_chat(CONVERSATION[:1])
+        assert prompt.transcript is not None
+        assert prompt.transcript.prompt.startswith("['function'][user] what is it?")
     with open_engine(file, chat_template=PLAIN) as engine:  # the user's replaces both
         assert "adds two numbers" in prompt_of(engine, tools=TOOLS)
