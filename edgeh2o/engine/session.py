@@ -115,6 +115,9 @@ class Session:
         sampling = SamplingParams() if sampling is None else sampling
         if not isinstance(sampling, SamplingParams):
             raise UsageError(f"sampling must be SamplingParams(...), got {sampling!r:.80}")
+        for name, value in (("logprobs", logprobs), ("keep_cache", keep_cache)):
+            if not isinstance(value, bool):
+                raise UsageError(f"{name} must be True or False, got {value!r:.80}")
         sampling = sampling if sampling.seed is not None else replace(sampling, seed=self._seed)
         prompt = opening()
         token_ids = prompt.encode(self.transcript if keep_cache else None)

@@ -80,6 +80,8 @@ def test_a_refused_request_leaves_the_cache(
     [
         lambda llm: llm.generate([], GREEDY),
         lambda llm: llm.generate([1] * (CONTEXT + 1), GREEDY),
+        lambda llm: llm.generate([3, 4], GREEDY, keep_cache="no"),
+        lambda llm: llm.stream([3, 4], GREEDY, logprobs=5),
         lambda llm: llm.generate([3, 4], _sampling(schema=NOT_A_SCHEMA), keep_cache=True),
         lambda llm: llm.stream([3, 4], _sampling(context_full="evict", lookup="4")),
     ],
