@@ -234,8 +234,12 @@ class ConversationPool:
         return runner.can_be_copied and n_tokens in runner.places.marks
 
     def _begin(self, n_tokens: int, max_tokens: int) -> Conversation:
-        """A new conversation with nothing in its cache; others go until there is room for it."""
+        """A new conversation with nothing in its cache; others go until there is room for it.
+
+        None go for what would not fit without all of them.
+        """
         context = self.plan.choose_context(n_tokens, max_tokens)
+        self._check_room(n_tokens, max_tokens)
         kept = self._new(n_tokens)
         while True:
             try:
@@ -251,6 +255,16 @@ class ConversationPool:
                 raise
         assert kept.runner is not None and kept.runner.max_context >= min(context, n_tokens)
         return kept
+
+    def _check_room(self, n_tokens: int, max_tokens: int) -> None:
+        """Raises ResourceError for a prompt that does not fit even in place of all that can go."""
+        plan, context = self._opened.cache.plan_prompt(
+            n_tokens, max_tokens, goes_on=False, stays_open=True
+        )
+        gone = [each.runner for each in self._kept if not each.is_busy]
+        gone += [] if self._leaving is None else [self._leaving[0].runner]
+        freed = sum(sum(runner.memory_bytes.values()) for runner in gone if runner is not None)
+        plan.check_start(self.model, plan.shape(context), freed)
 
     def _new(self, n_tokens: int, spared: Conversation | None = None) -> Conversation:
         """A conversation without a runner; the ones used least lately go for its room."""

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from edgeh2o import DenseConfig, H2OConfig, HeadwiseConfig
 from edgeh2o.engine.grammar import Grammar
+from edgeh2o.errors import ResourceError
+from edgeh2o.host import memory
 from edgeh2o.serving.answers import AnswerEngine, Progress, Ticket
 from edgeh2o.serving.api_error import ApiError
 from edgeh2o.serving.scheduler import CancelledError
@@ -203,3 +205,19 @@ def test_what_is_dropped_is_free_at_once(serving_model: Path) -> None:
             assert seen and not [each() for each in seen if each() is not None]
     finally:
         gc.enable()
+
+
+def test_what_does_not_fit_in_memory_drops_nothing(
+    serving_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every conversation went, one after the other, before the prompt was refused."""
+    with open_engine(serving_model, prefix_ram_bytes=2**30) as engine:
+        prompts = [tokens_of(300, seed) for seed in range(2)]
+        for prompt in prompts:
+            answer(engine, request_of(prompt))
+        with monkeypatch.context() as patch:
+            patch.setattr(memory, "available_bytes", lambda: 0)
+            with pytest.raises(ResourceError, match="available"):
+                answer(engine, request_of(tokens_of(20, 9), 8000))
+        assert len(engine.pool) == 2
+        assert all(answer(engine, request_of(p)).stats.cached_tokens > 200 for p in prompts)
