@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -19,7 +18,7 @@ from .access import ExclusiveAccess, GenerationStream
 from .generate import Generation
 from .learning import Learner, describe_knowledge, may_learn, measure_profile
 from .prompt_cache import PromptCache, Start
-from .request_checks import check_request
+from .request_checks import check_request, check_switches
 from .transcript import Transcript
 
 if TYPE_CHECKING:
@@ -115,9 +114,7 @@ class Session:
         sampling = SamplingParams() if sampling is None else sampling
         if not isinstance(sampling, SamplingParams):
             raise UsageError(f"sampling must be SamplingParams(...), got {sampling!r:.80}")
-        for name, value in (("logprobs", logprobs), ("keep_cache", keep_cache)):
-            if not isinstance(value, bool):
-                raise UsageError(f"{name} must be True or False, got {value!r:.80}")
+        check_switches(logprobs=logprobs, keep_cache=keep_cache)
         sampling = sampling if sampling.seed is not None else replace(sampling, seed=self._seed)
         prompt = opening()
         token_ids = prompt.encode(self.transcript if keep_cache else None)
@@ -321,14 +318,9 @@ class Session:
         Or of whose cache something was evicted. Raises UsageError if there is nothing at all, and
         for an ``extra`` that JSON cannot hold, ResourceError for a cache alone with an eviction.
         """
-        from .session_file import write_session
+        from .session_file import check_extra, write_session
 
-        try:
-            json.dumps(dict(extra))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise UsageError(
-                f"what is saved with a session (extra) must be plain values by name: {error}"
-            ) from None
+        check_extra(extra)
         with self.access.call():
             transcript, runner = self.transcript, self.runner
             if runner is None or not self.has_open_prompt or (extra and n_evicted(runner)):

@@ -80,6 +80,16 @@ class SavedSession:
             )
 
 
+def check_extra(extra: Mapping[str, Any]) -> None:
+    """Raises UsageError for what JSON cannot hold."""
+    try:
+        json.dumps(dict(extra))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"what is saved with a session (extra) must be plain values by name: {error}"
+        ) from None
+
+
 def write_session(
     path: Path,
     *,
