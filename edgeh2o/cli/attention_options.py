@@ -81,7 +81,11 @@ def _read_file(path: str) -> dict[str, Any]:
         content = yaml.safe_load(text)
     # The reader of a value that its tag does not fit, such as !!int "", raises what it happens to.
     except (
-        *(yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError),
+        yaml.YAMLError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        TypeError,
         RecursionError,
     ) as error:
         reason = " ".join(str(error).split())
