@@ -17,19 +17,16 @@ from ..attention.head_budgets import default_budget
 from ..attention.headwise import HeadwiseConfig
 from ..engine.calibration import FIRST_QUERY, LEVELS, measure_head_errors, n_table_heads
 from ..errors import ResourceError, UsageError
-from .comparison import WindowComparer
+from .calibration_windows import Windows, make_long_windows, make_windows
+from .comparison import score_window
 from .decode_calibration import (
+    LEAST_LENGTH,
     count_decode_steps,
     find_decode,
-    make_decode_windows,
+    require_decodable,
 )
-from .long_texts import Window, make_window
-from .prefill_calibration import (
-    PrefillWindows,
-    count_prefill_steps,
-    find_prefill,
-    make_prefill_windows,
-)
+from .long_texts import make_window
+from .prefill_calibration import count_prefill_steps, find_prefill
 from .progress import Progress
 from .rounding_calibration import count_rounding_steps, measure_rounding
 
@@ -131,13 +128,14 @@ def calibrate(
         ]
     else:
         windows = default_texts(llm, length)
-    prompts = _prefill_windows(llm, length)
-    decoded = {} if decode is False else _decode_windows(llm, length, is_asked_for=bool(decode))
+    fresh = _fresh_windows(llm, length, is_asked_for=bool(decode))
+    long = make_long_windows(llm, 2 * length) if fresh else {}
+    decoded = fresh if decode is not False and length >= LEAST_LENGTH else {}
     config = llm.config
     n_steps = len(windows) * (config.n_layers + len(MEASURED_BUDGETS) + 1)
     n_steps += count_rounding_steps(llm, len(windows))
-    n_steps += count_prefill_steps(prompts, len(MEASURED_BUDGETS)) if prompts else 0
-    n_steps += count_decode_steps() if decoded else 0
+    n_steps += count_prefill_steps(fresh, long, len(MEASURED_BUDGETS))
+    n_steps += count_decode_steps(decoded)
     progress = Progress(on_progress, n_steps, stage="calibrate")
     measured = [
         measure_head_errors(
@@ -168,8 +166,9 @@ def calibrate(
     by_name = {window.name: [window.tokens] for window in windows}
     rounding = measure_rounding(llm, by_name, FIRST_QUERY, on_step=progress.advance)
     table = replace(table, losses=losses, rounding=rounding)
-    if prompts is not None:
-        table = replace(table, prefill=find_prefill(llm, table, prompts, on_step=progress.advance))
+    if fresh:
+        prefill = find_prefill(llm, table, fresh, long, on_step=progress.advance)
+        table = replace(table, prefill=prefill)
     budget = default_budget(table) if decoded else None
     if budget is None:
         return table
@@ -181,18 +180,15 @@ def calibrate(
         return table  # the work of minutes, and decode is dense without it
 
 
-def _prefill_windows(llm: LLM, length: int) -> PrefillWindows | None:
-    """Those of ``make_prefill_windows``; None where the texts do not suffice."""
-    try:
-        return make_prefill_windows(llm, length)
-    except UsageError:
-        return None
+def _fresh_windows(llm: LLM, length: int, *, is_asked_for: bool) -> Windows:
+    """Those of ``make_windows``; none where the texts do not suffice and nobody asked for them.
 
-
-def _decode_windows(llm: LLM, length: int, *, is_asked_for: bool) -> dict[str, list[Window]]:
-    """Those of ``make_decode_windows``; none where there can be none and nobody asked for them."""
+    Raises UsageError where decode ``is_asked_for`` and cannot be measured.
+    """
     try:
-        return make_decode_windows(llm, length)
+        if is_asked_for:
+            require_decodable(length)
+        return make_windows(llm, length)
     except UsageError:
         if is_asked_for:
             raise
@@ -217,18 +213,17 @@ def _measure_losses(
 ) -> dict[int, float]:
     """Perplexity losses in percent over the tokens after the first ``FIRST_QUERY``."""
     length = table.length
-    comparer = WindowComparer(llm.start_runner(length, attention=DenseConfig(), all_rows=True))
+    dense = llm.start_runner(length, attention=DenseConfig(), all_rows=True)
     differences: dict[int, list[NDArray[np.float64]]] = {budget: [] for budget in MEASURED_BUDGETS}
     for window in windows:
+        dense_nll = score_window(dense, window, first=FIRST_QUERY)
         progress.advance()
         for budget, parts in differences.items():
             attention = HeadwiseConfig(
                 budgets=table.budgets(budget), by_query_head=table.n_heads > 0
             )
             sparse = llm.start_runner(length, attention=attention, all_rows=True)
-            scores = comparer.compare(sparse, window)
-            scores = scores.part(FIRST_QUERY, length - 1)
-            parts.append(scores.sparse_nll - scores.dense_nll)
+            parts.append(score_window(sparse, window, first=FIRST_QUERY) - dense_nll)
             progress.advance()
     return {
         budget: round(100 * float(np.expm1(np.concatenate(parts).mean())), 3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,8 +12,8 @@ from ..attention.decode_quality import DecodeQuality
 from ..attention.headwise import HeadwiseConfig
 from ..attention.headwise_settings import DECODE_FROM
 from ..errors import UsageError
+from .calibration_windows import Windows, beginning_with, count_windows
 from .decoding import compare_decodes
-from .long_texts import KINDS, Window, make_window
 from .progress import StepsLeft
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 DECODED = 256
 LEAST_LENGTH = DECODE_FROM + DECODED
-_SEEDS = (0, 1)
 # Keys of generated tokens that are tried. They need not be those of prompts: with 512 of query
 # heads prompts of SmolLM2-135M lose nothing, and decode by 512 of KV heads has a KL of 14e-3.
 _BUDGETS = (1024, 1280, 1536)
@@ -32,30 +31,25 @@ _WINDOW_STEPS = 4
 _KEPT_SHARE = 7 / 8
 
 
-def make_decode_windows(llm: LLM, length: int) -> dict[str, list[Window]]:
-    """Two windows of ``length`` tokens of every kind of text, whose last 256 are decoded.
-
-    Raises UsageError for those whose prompt would be read whole, as a short one is, and for those
-    that are longer than the texts.
-    """
+def require_decodable(length: int) -> None:
+    """Raises UsageError for windows whose prompt would be read whole, as a short one is."""
     if length < LEAST_LENGTH:
         raise UsageError(
             f"to measure decode, windows need at least {LEAST_LENGTH} tokens, got {length}; use a "
             "larger --length, or leave out --decode"
         )
-    return {kind: [make_window(llm, kind, length, seed=seed) for seed in _SEEDS] for kind in KINDS}
 
 
-def count_decode_steps() -> int:
+def count_decode_steps(windows: Windows) -> int:
     """Calls of ``on_step`` that ``find_decode`` makes."""
-    return len(_BUDGETS) * _WINDOW_STEPS * len(KINDS) * len(_SEEDS)
+    return len(_BUDGETS) * _WINDOW_STEPS * count_windows(windows)
 
 
 def find_decode(
     llm: LLM,
     table: BudgetTable,
     budget: int,
-    windows: Mapping[str, Sequence[Window]],
+    windows: Windows,
     on_step: Callable[[], None],
 ) -> DecodeQuality:
     """The quality of the least budget that is harmless, or of the largest that was tried.
@@ -63,11 +57,13 @@ def find_decode(
     At least ``budget``, that of prompts. ``on_step`` is called ``count_decode_steps`` times. Raises
     as ``measure_decode``, of which ``windows`` are too.
     """
-    steps = StepsLeft(count_decode_steps(), on_step)
+    steps = StepsLeft(count_decode_steps(windows), on_step)
     for tried in sorted({max(budget, least) for least in _BUDGETS}):
         quality = measure_decode(llm, table, tried, windows, on_step=steps.advance)
         if quality.is_harmless:
             break
+        *_, given_up = quality.kl
+        windows = beginning_with(given_up, windows)
     steps.finish()
     return quality
 
@@ -76,18 +72,18 @@ def measure_decode(
     llm: LLM,
     table: BudgetTable,
     budget: int,
-    windows: Mapping[str, Sequence[Window]],
+    windows: Windows,
     *,
     on_step: Callable[[], None],
 ) -> DecodeQuality:
     """Compares decode by a mean ``budget`` of a table with dense decode.
 
-    Of the ``windows`` that ``make_decode_windows`` gives the last 256 tokens are decoded as they
-    stand, after the same sparse prefill. Where weights are quantised, activations are rounded to 8
-    bits before every product, and a difference in the last bit of one head sends what follows
-    another way. So what comes of a rule by which one head of the first layer leaves out an eighth,
-    and all others nothing, is taken off. Raises ResourceError when three sessions do not fit in
-    memory.
+    Of ``windows`` of a length that is ``require_decodable`` the last 256 tokens are decoded as they
+    stand, after the same sparse prefill. Kinds that come after one that loses too much are not
+    read. Where weights are quantised, activations are rounded to 8 bits before every product, and a
+    difference in the last bit of one head sends what follows another way. So what comes of a rule
+    by which one head of the first layer leaves out an eighth, and all others nothing, is taken off.
+    Raises ResourceError when three sessions do not fit in memory.
     """
     length = len(next(iter(windows.values()))[0])
     least: list[Budget] = [None] * (table.n_layers * table.n_kv_heads)
@@ -102,7 +98,8 @@ def measure_decode(
         for budgets in (tuple(least), table.of_kv_heads().budgets(budget))
     )
     runners = [llm.start_runner(length, attention=each) for each in (prefill, *by_budgets)]
-    kl = {}
+    kl: dict[str, float] = {}
+    quality = DecodeQuality(budget=budget, length=length, kl=kl)
     for kind, texts in windows.items():
         divergences = []
         for window in texts:
@@ -112,4 +109,6 @@ def measure_decode(
                 on_step()
         rounding, rule = np.mean(divergences, axis=0)
         kl[kind] = round(max(0.0, float(rule - rounding)), 6)
-    return DecodeQuality(budget=budget, length=length, kl=kl)
+        if not quality.is_harmless:
+            break
+    return quality

@@ -55,7 +55,7 @@ def measure_rounding(
                     all_rows=True,
                     is_rounded=is_rounded,
                 )
-                kept.append(comparer.compare(other, window).part(first, len(window) - 1))
+                kept.append(comparer.compare(other, window, first=first))
                 on_step()
         rounded, floor = (_mean_kl(parts[is_rounded]) for is_rounded in (True, False))
         kl[name] = round(max(0.0, rounded - floor), 6)

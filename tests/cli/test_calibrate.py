@@ -13,7 +13,7 @@ from edgeh2o import _core
 from edgeh2o.attention.head_budgets import UNKNOWN
 from edgeh2o.cli import progress
 from edgeh2o.cli.main import main
-from edgeh2o.evaluation import calibration, decode_calibration, prefill_calibration
+from edgeh2o.evaluation import calibration, calibration_windows, decode_calibration
 from edgeh2o.evaluation.long_texts import KINDS
 from tests.cli.conftest import ExpectUsageError
 
@@ -33,9 +33,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def few_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefill_calibration, "KINDS", {"pairs": KINDS["pairs"]})
-    monkeypatch.setattr(prefill_calibration, "_SEEDS", (0,))
-    monkeypatch.setattr(prefill_calibration, "_LONG_KINDS", ())
+    monkeypatch.setattr(calibration_windows, "KINDS", {"pairs": KINDS["pairs"]})
+    monkeypatch.setattr(calibration_windows, "_SEEDS", (0,))
+    monkeypatch.setattr(calibration_windows, "_LONG_KINDS", ())
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,6 @@ def test_it_has_no_flags_of_an_attention(model: str, expect_usage_error: ExpectU
 def test_decode_is_measured(
     model: str, text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode_calibration, "KINDS", {"pairs": KINDS["pairs"]})
     monkeypatch.setattr(decode_calibration, "_BUDGETS", (1024,))
     command = ["calibrate", model, "--text", text, "--length", "2400"]
     for losses, flags, way in (

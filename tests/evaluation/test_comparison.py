@@ -10,7 +10,12 @@ from numpy.typing import NDArray
 
 from edgeh2o import LLM, DenseConfig, H2OConfig, PrefillConfig
 from edgeh2o.evaluation import comparison
-from edgeh2o.evaluation.comparison import TokenScores, WindowComparer, compare_logits
+from edgeh2o.evaluation.comparison import (
+    TokenScores,
+    WindowComparer,
+    compare_logits,
+    score_window,
+)
 from tests.evaluation.loaded import TEXT, WINDOW, load
 from tests.tiny_models import TinyModelFactory
 
@@ -116,6 +121,35 @@ def test_a_window_of_one_batch_is_read_densely_once(llm: LLM) -> None:
         llm.start_runner(WINDOW, attention=DenseConfig(), prefill=whole, all_rows=True)
     )
     assert_close(fresh.compare(others[1], windows[1]), scores[3], 1e-12)
+
+
+@pytest.mark.parametrize(("first", "n_reads"), [(40, 3), (32, 3), (31, 6)])
+def test_so_is_one_whose_last_batch_alone_is_scored(llm: LLM, first: int, n_reads: int) -> None:
+    batches = PrefillConfig(batch_size=16, chunk_size=16)
+    window = np.array(llm.tokenize(TEXT)[:48], np.int32)
+    dense, again, *others = (
+        llm.start_runner(48, attention=each, prefill=batches, all_rows=True)
+        for each in (DenseConfig(), DenseConfig(), *(H2OConfig(local=n, heavy=n) for n in (2, 4)))
+    )
+    reads: list[int] = []
+    comparer = WindowComparer(CountingRunner(dense, reads))
+    for other in others:
+        scores = comparer.compare(other, window, first=first)
+        assert_close(scores, WindowComparer(again).compare(other, window).part(first, 47), 0)
+    assert len(reads) == n_reads
+
+
+@pytest.mark.parametrize("first", [0, 7, 40])
+def test_a_window_alone_has_the_scores_of_a_comparison(llm: LLM, first: int) -> None:
+    batches = PrefillConfig(batch_size=16, chunk_size=16)
+    window = np.array(llm.tokenize(TEXT)[:48], np.int32)
+    dense, sparse = (
+        llm.start_runner(48, attention=each, prefill=batches, all_rows=True)
+        for each in (DenseConfig(), H2OConfig(local=4, heavy=4))
+    )
+    scores = WindowComparer(dense).compare(sparse, window, first=first)
+    np.testing.assert_array_equal(score_window(dense, window, first=first), scores.dense_nll)
+    np.testing.assert_array_equal(score_window(sparse, window, first=first), scores.sparse_nll)
 
 
 class CountingRunner:

@@ -13,14 +13,15 @@ from edgeh2o import LLM, HeadwiseConfig, PrefillConfig
 from edgeh2o.attention.budget_table import BudgetTable
 from edgeh2o.attention.decode_quality import DecodeQuality
 from edgeh2o.errors import ResourceError, UsageError
-from edgeh2o.evaluation import calibration, decode_calibration
+from edgeh2o.evaluation import calibration, calibration_windows, decode_calibration
 from edgeh2o.evaluation.calibration import calibrate
+from edgeh2o.evaluation.calibration_windows import Windows, make_windows
 from edgeh2o.evaluation.decode_calibration import (
     DECODED,
     count_decode_steps,
     find_decode,
-    make_decode_windows,
     measure_decode,
+    require_decodable,
 )
 from edgeh2o.evaluation.decoding import compare_decodes
 from edgeh2o.evaluation.long_texts import KINDS, make_window
@@ -31,6 +32,7 @@ from tests.tiny_models import TinyModelFactory
 LENGTH, BUDGET = 2400, 64
 FULL = ResourceError("three sessions do not fit")
 FEW = {kind: KINDS[kind] for kind in ("prose", "pairs")}
+EMPTY = {"pairs": [np.zeros(LENGTH, np.int32)] * 2, "prose": [np.zeros(LENGTH, np.int32)] * 2}
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +56,13 @@ def _table(llm: LLM, *, by_query_head: bool) -> BudgetTable:
 def test_decode_is_measured_on_every_kind(
     by_query_head: bool, llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode_calibration, "KINDS", FEW)
+    monkeypatch.setattr(calibration_windows, "KINDS", FEW)
+    monkeypatch.setattr(DecodeQuality, "is_harmless", True)  # random weights lose what they lose
     table, steps = _table(llm, by_query_head=by_query_head), []
-    texts = make_decode_windows(llm, LENGTH)
+    texts = make_windows(llm, LENGTH)
     quality = measure_decode(llm, table, BUDGET, texts, on_step=lambda: steps.append(1))
-    assert 3 * len(steps) == count_decode_steps() == 48
-    assert (quality.budget, quality.length, list(quality.kl)) == (BUDGET, LENGTH, list(FEW))
+    assert 3 * len(steps) == count_decode_steps(texts) == 48
+    assert (quality.budget, quality.length, quality.kl.keys()) == (BUDGET, LENGTH, FEW.keys())
     n_heads = llm.config.n_layers * llm.config.n_kv_heads
     kept = round(7 / 8 * (LENGTH - DECODED)) - 256
     sparse = HeadwiseConfig(
@@ -81,6 +84,17 @@ def test_decode_is_measured_on_every_kind(
         assert kl == pytest.approx(by_budgets - rounding, abs=1e-6)
 
 
+def test_nothing_is_decoded_after_what_loses_too_much(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration_windows, "KINDS", FEW)
+    monkeypatch.setattr(DecodeQuality, "is_harmless", False)
+    steps: list[int] = []
+    table, windows = _table(llm, by_query_head=False), make_windows(llm, LENGTH)
+    quality = measure_decode(llm, table, BUDGET, windows, on_step=lambda: steps.append(1))
+    assert (list(quality.kl), len(steps)) == (["pairs"], 2 * 4)
+
+
 @pytest.mark.parametrize(
     ("budget", "harmless_from", "tried"),
     [
@@ -98,12 +112,13 @@ def test_more_keys_are_tried_where_few_lose_too_much(
     harmless_from: int,
     tried: list[int],
 ) -> None:
-    monkeypatch.setattr(decode_calibration, "KINDS", FEW)
     measured, steps = [], []
 
     def measure(
-        llm: LLM, table: BudgetTable, budget: int, windows: object, *, on_step: Callable[[], None]
+        llm: LLM, table: BudgetTable, budget: int, windows: Windows, *, on_step: Callable[[], None]
     ) -> DecodeQuality:
+        # The next budget begins with what the one before was given up at.
+        assert list(windows) == (["prose", "pairs"] if measured else ["pairs", "prose"])
         measured.append(budget)
         for _ in range(16):
             on_step()
@@ -112,17 +127,18 @@ def test_more_keys_are_tried_where_few_lose_too_much(
 
     monkeypatch.setattr(decode_calibration, "measure_decode", measure)
     table = _table(llm, by_query_head=False)
-    quality = find_decode(llm, table, budget, {}, lambda: steps.append(1))
+    quality = find_decode(llm, table, budget, EMPTY, lambda: steps.append(1))
     assert (measured, quality.budget) == (tried, tried[-1])
     assert quality.is_harmless == (tried[-1] >= harmless_from)
-    assert len(steps) == count_decode_steps()
+    assert len(steps) == count_decode_steps(EMPTY)
 
 
 def test_a_calibration_measures_decode(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """With as many keys as a default run has, at least; without a budget nothing is measured."""
-    monkeypatch.setattr(decode_calibration, "KINDS", FEW)
+    monkeypatch.setattr(calibration_windows, "KINDS", FEW)
     monkeypatch.setattr(decode_calibration, "_BUDGETS", (1024,))
-    monkeypatch.setattr(calibration, "_prefill_windows", lambda *_: None)
+    monkeypatch.setattr(calibration, "find_prefill", lambda *_, **__: None)
+    monkeypatch.setattr(calibration, "count_prefill_steps", lambda *_: 0)
     texts = [" ".join(["the art of the thing is that it is there"] * 400)]
     losses = {512: 0.7, 768: 0.4, 1024: 0.1}
     monkeypatch.setattr(calibration, "_measure_losses", lambda *_: losses)
@@ -133,16 +149,21 @@ def test_a_calibration_measures_decode(llm: LLM, monkeypatch: pytest.MonkeyPatch
     assert table.n_heads == llm.config.n_heads
     assert table.decode is not None
     assert (table.decode.budget, table.decode.length) == (1024, LENGTH)
-    n_steps = llm.config.n_layers + count_decode_steps() + count_rounding_steps(llm, 1)
+    n_steps = llm.config.n_layers + count_decode_steps(EMPTY) + count_rounding_steps(llm, 1)
     assert sum(stage == "calibrate" for stage, _, _ in reports) == n_steps
     assert any(kl > 0 for kl in table.decode.kl.values())
     # What was not asked for costs nobody a table.
-    for name, error in (("make_window", UsageError("too few")), ("measure_decode", FULL)):
+    few = UsageError("too few")
+    for module, name, error in (
+        (calibration_windows, "make_window", few),
+        (decode_calibration, "measure_decode", FULL),
+    ):
         with monkeypatch.context() as patch:
-            patch.setattr(decode_calibration, name, Mock(side_effect=error))
+            patch.setattr(module, name, Mock(side_effect=error))
             assert calibrate(llm, texts, length=LENGTH).decode is None
             with pytest.raises(type(error)):
                 calibrate(llm, texts, length=LENGTH, decode=True)
+    require_decodable(2304)
     with pytest.raises(UsageError, match="at least 2304 tokens, got 2303"):
         calibrate(llm, texts, length=2303, decode=True)
     monkeypatch.setattr(calibration, "_measure_losses", lambda *_: {512: 0.7})

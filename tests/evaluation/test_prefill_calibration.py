@@ -10,29 +10,30 @@ import numpy as np
 import pytest
 
 from edgeh2o import LLM, DenseConfig, HeadwiseConfig, PrefillConfig
-from edgeh2o.attention import prefill_quality
 from edgeh2o.attention.budget_table import BudgetTable
 from edgeh2o.attention.head_budgets import grow_budgets
 from edgeh2o.attention.prefill_quality import PrefillQuality
 from edgeh2o.attention.rounding_quality import RoundingQuality
 from edgeh2o.errors import ResourceError, UsageError
-from edgeh2o.evaluation import calibration, prefill_calibration
+from edgeh2o.evaluation import calibration, calibration_windows, prefill_calibration
 from edgeh2o.evaluation.calibration import calibrate
+from edgeh2o.evaluation.calibration_windows import Windows, make_long_windows, make_windows
 from edgeh2o.evaluation.comparison import WindowComparer, join_scores
 from edgeh2o.evaluation.long_texts import KINDS, Window, make_window
 from edgeh2o.evaluation.prefill_calibration import (
-    PrefillWindows,
+    PrefillMeter,
     count_prefill_steps,
     find_prefill,
-    make_prefill_windows,
-    measure_prefill,
 )
 from tests.budget_tables import harmless_table
 from tests.tiny_models import TinyModelFactory
 
 LENGTH, BUDGET = 2048, 64
 FEW = {kind: KINDS[kind] for kind in ("prose", "pairs")}
-EMPTY = PrefillWindows({}, {})
+
+
+def zeros(length: int) -> Window:
+    return np.zeros(length, np.int32)
 
 
 @pytest.fixture(scope="module")
@@ -44,21 +45,22 @@ def llm(tiny_model: TinyModelFactory) -> Iterator[LLM]:
 
 @pytest.fixture(autouse=True)
 def few_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefill_calibration, "KINDS", FEW)
-    monkeypatch.setattr(prefill_calibration, "_LONG_KINDS", ("pairs",))
+    monkeypatch.setattr(calibration_windows, "KINDS", FEW)
+    monkeypatch.setattr(calibration_windows, "_LONG_KINDS", ("pairs",))
 
 
 def test_windows_are_of_two_lengths(llm: LLM) -> None:
-    windows = make_prefill_windows(llm, LENGTH)
-    assert {kind: [len(w) for w in texts] for kind, texts in windows.plain.items()} == {
+    windows, long = make_windows(llm, LENGTH), make_long_windows(llm, 2 * LENGTH)
+    assert list(windows) == ["pairs", "prose"]  # what loses most comes first
+    assert {kind: [len(w) for w in texts] for kind, texts in windows.items()} == {
         "prose": [LENGTH, LENGTH],
         "pairs": [LENGTH, LENGTH],
     }
-    assert {kind: [len(w) for w in texts] for kind, texts in windows.long.items()} == {
+    assert {kind: [len(w) for w in texts] for kind, texts in long.items()} == {
         "pairs": [2 * LENGTH]
     }
-    assert windows.n_steps == 4 + 3
-    assert make_prefill_windows(llm, LENGTH + 1).long == {}  # longer than it was trained on
+    assert count_prefill_steps(windows, long, 2) == 2 * (4 + 3)
+    assert make_long_windows(llm, 2 * LENGTH + 1) == {}  # longer than it was trained on
 
 
 def test_what_is_lost_is_that_of_a_default_run(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +84,8 @@ def test_what_is_lost_is_that_of_a_default_run(llm: LLM, monkeypatch: pytest.Mon
 
     for limit in (0.0, np.inf):
         monkeypatch.setattr(prefill_calibration, "kl_limit", lambda _, limit=limit: limit)
-        quality = measure_prefill(llm, table, BUDGET, windows, on_step=lambda: steps.append(1))
+        meter = PrefillMeter(llm, table, windows)
+        quality = meter.measure(BUDGET, on_step=lambda: steps.append(1))
         assert (quality.budget, quality.length) == (BUDGET, LENGTH)
         for kind, texts in windows.items():
             loss, kl = scores({"attention": rule, "prefill": prefill}, texts)
@@ -101,31 +104,31 @@ def test_nothing_is_read_after_what_loses_too_much(
     table, steps = harmless_table(llm.config, BUDGET), []
     windows = {kind: [make_window(llm, kind, LENGTH, seed=0)] for kind in ("pairs", "prose")}
     monkeypatch.setattr(prefill_calibration, "ERROR_OF_DEFAULT_LOSS", 60.0)
-    assert list(make_prefill_windows(llm, LENGTH).plain) == ["pairs", "prose"]
-    for limit, read in ((0.0, ["pairs"]), (np.inf, ["pairs", "prose"])):
-        for module in (prefill_calibration, prefill_quality):
-            monkeypatch.setattr(module, "kl_limit", lambda _, limit=limit: limit)
-        monkeypatch.setattr(prefill_quality, "DEFAULT_MAX_LOSS", np.inf)
-        quality = measure_prefill(llm, table, BUDGET, windows, on_step=lambda: steps.append(1))
+    meter = PrefillMeter(llm, table, windows)
+    for given_up_at, read in (
+        ("pairs", ["pairs"]),
+        ("prose", ["pairs", "prose"]),
+        ("", ["prose", "pairs"]),  # what the budget before was given up at comes first
+    ):
+        is_hopeless = property(lambda quality, kind=given_up_at: kind in quality.loss)
+        monkeypatch.setattr(PrefillQuality, "is_hopeless", is_hopeless)
+        quality = meter.measure(BUDGET, on_step=lambda: steps.append(1))
         assert [list(each) for each in (quality.loss, quality.loss_error, quality.kl)] == [read] * 3
-        assert quality.is_hopeless == (limit == 0)
-        assert quality.is_harmless == (limit > 0)
-    assert len(steps) == 1 + 2
+    assert len(steps) == 1 + 2 + 2
 
 
 def test_long_windows_have_the_budget_of_their_length(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And products in 8 bits where the table says that these are harmless."""
-    start = Mock(side_effect=ResourceError("enough"))
+    start = Mock(side_effect=[Mock(), ResourceError("enough")] * 2)
     monkeypatch.setattr(type(llm), "start_runner", start)
     harmless = RoundingQuality(length=LENGTH, kl={"prose": 0.0}, loss=0.0)
     for length, grown, rounding in ((4096, 512, None), (8192, 768, harmless)):
         table = harmless_table(llm.config, 512, rounding=rounding)
+        meter = PrefillMeter(llm, table, {"prose": [zeros(length)]})
         with pytest.raises(ResourceError):
-            measure_prefill(
-                llm, table, 512, {"prose": [np.zeros(length, np.int32)]}, on_step=lambda: None
-            )
+            meter.measure(512, on_step=lambda: None)
         asked = start.call_args.kwargs
         assert asked["attention"].budgets == grow_budgets(table, 512, grown)
         assert asked["is_rounded"] is (rounding is not None)
@@ -152,48 +155,42 @@ def test_more_keys_are_tried_where_few_lose_too_much(
     tried: list[int],
     expected: tuple[int, int],
 ) -> None:
-    windows = PrefillWindows(
-        {"prose": [np.zeros(LENGTH, np.int32)]}, {"pairs": [np.zeros(2 * LENGTH, np.int32)]}
-    )
+    windows, long = {"prose": [zeros(LENGTH)]}, {"pairs": [zeros(2 * LENGTH)]}
     measured, steps = [], []
 
-    def measure(
-        llm: LLM,
-        table: BudgetTable,
-        budget: int,
-        texts: Mapping[str, Sequence[Window]],
-        *,
-        on_step: Callable[[], None],
-    ) -> PrefillQuality:
-        (kind,) = texts
-        length = len(texts[kind][0])
-        measured.append(budget if length == LENGTH else -budget)
-        harmless_from = plain_from if length == LENGTH else long_from
-        if harmless_from is None:
-            raise ResourceError("two sessions do not fit")
-        on_step()
-        return PrefillQuality(
-            budget=budget,
-            length=length,
-            loss={kind: 0.0},
-            loss_error={kind: 0.1},
-            kl={kind: 0.0 if budget >= harmless_from else 1.0},
-        )
+    class Meter:
+        def __init__(self, llm: LLM, table: BudgetTable, windows: Windows) -> None:
+            ((self.kind, (window,)),) = windows.items()
+            self.length = len(window)
 
-    monkeypatch.setattr(prefill_calibration, "measure_prefill", measure)
+        def measure(self, budget: int, *, on_step: Callable[[], None]) -> PrefillQuality:
+            measured.append(budget if self.length == LENGTH else -budget)
+            harmless_from = plain_from if self.length == LENGTH else long_from
+            if harmless_from is None:
+                raise ResourceError("two sessions do not fit")
+            on_step()
+            return PrefillQuality(
+                budget=budget,
+                length=self.length,
+                loss={self.kind: 0.0},
+                loss_error={self.kind: 0.1},
+                kl={self.kind: 0.0 if budget >= harmless_from else 1.0},
+            )
+
+    monkeypatch.setattr(prefill_calibration, "PrefillMeter", Meter)
     table = replace(
         harmless_table(llm.config, 512), losses={256: 0.6, 512: 0.4, 768: 0.1, 1024: 0.0}
     )
-    quality = find_prefill(llm, table, windows, on_step=lambda: steps.append(1))
+    quality = find_prefill(llm, table, windows, long, on_step=lambda: steps.append(1))
     assert quality is not None
     assert (measured, (quality.budget, quality.length)) == (tried, expected)
     assert quality.is_harmless == (plain_from <= 1024)
-    assert len(steps) == count_prefill_steps(windows, 4) == 16
+    assert len(steps) == count_prefill_steps(windows, long, 4) == 16
 
 
 def test_nothing_is_measured_where_every_budget_loses_too_much(llm: LLM) -> None:
     table = replace(harmless_table(llm.config, 512), losses={512: 0.7})
-    assert find_prefill(llm, table, EMPTY, on_step=lambda: None) is None
+    assert find_prefill(llm, table, {}, {}, on_step=lambda: None) is None
 
 
 def test_a_calibration_measures_prompts(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,5 +210,5 @@ def test_a_calibration_measures_prompts(llm: LLM, monkeypatch: pytest.MonkeyPatc
     _, done, total = reports[-1]
     assert done == total - 3  # the losses, which were not measured
     # What nobody asked for costs nobody a table.
-    monkeypatch.setattr(prefill_calibration, "make_window", Mock(side_effect=UsageError("few")))
+    monkeypatch.setattr(calibration_windows, "make_window", Mock(side_effect=UsageError("few")))
     assert calibrate(llm, texts, length=LENGTH, decode=False).prefill is None
