@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from heapq import heapify, heappop, heappush
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from ..errors import FormatError
 from ..formats.atomic_file import make_folder, write_file
 from ..option_fields import MAX_CONTEXT
 from .decode_quality import DecodeQuality
-from .prefill_quality import PrefillQuality
+from .prefill_quality import PrefillQuality, read_qualities
 from .rounding_quality import RoundingQuality
 
 TABLE_FORMAT = 1
@@ -46,8 +47,9 @@ class BudgetTable:
 
     Where it is from: ``texts`` says what was read, ``version`` is that of edgeh2o. A profile, which
     was made while prompts were answered, is the mean over ``prompts`` of them; 0: no profile.
-    ``prefill`` and ``decode`` are what prompts and generated tokens lose by the budgets, and
-    ``rounding`` what products of attention in 8 bits lose, where that was measured.
+    ``prefill`` and ``decode`` are what prompts, by ascending length, and generated tokens lose by
+    the budgets, and ``rounding`` what products of attention in 8 bits lose, where that was
+    measured.
     """
 
     model: str
@@ -64,7 +66,7 @@ class BudgetTable:
     texts: tuple[str, ...] = ()
     version: str = ""
     prompts: int = 0
-    prefill: PrefillQuality | None = None
+    prefill: tuple[PrefillQuality, ...] = ()
     decode: DecodeQuality | None = None
     rounding: RoundingQuality | None = None
 
@@ -72,6 +74,11 @@ class BudgetTable:
     def n_layer_heads(self) -> int:
         """Rows of ``errors`` of a layer."""
         return self.n_heads or self.n_kv_heads
+
+    @property
+    def shown(self) -> tuple[PrefillQuality, ...]:
+        """What was measured of prompts up to the longest that lose nothing."""
+        return tuple(takewhile(lambda each: each.is_harmless, self.prefill))
 
     def of_kv_heads(self) -> BudgetTable:
         """The table for memory sets that all query heads of a KV head share.
@@ -83,7 +90,7 @@ class BudgetTable:
         size = self.n_heads // self.n_kv_heads
         groups = (self.errors[i : i + size] for i in range(0, len(self.errors), size))
         errors = tuple(tuple(map(sum, zip(*rows, strict=True))) for rows in groups)
-        return replace(self, n_heads=0, errors=errors, losses={}, prefill=None)
+        return replace(self, n_heads=0, errors=errors, losses={}, prefill=())
 
     def smoothed(self, share: float) -> BudgetTable:
         """The table with errors of query heads that have ``share`` of the mean of their KV head."""
@@ -165,7 +172,7 @@ class BudgetTable:
             "texts": list(self.texts),
             "version": self.version,
             "prompts": self.prompts,
-            **({"prefill": self.prefill.to_dict()} if self.prefill else {}),
+            **({"prefill": [each.to_dict() for each in self.prefill]} if self.prefill else {}),
             **({"decode": self.decode.to_dict()} if self.decode else {}),
             **({"rounding": self.rounding.to_dict()} if self.rounding else {}),
         }
@@ -218,7 +225,7 @@ def _read_table(data: Any) -> BudgetTable:
         texts=tuple(str(text) for text in data.get("texts", ())),
         version=str(data.get("version", "")),
         prompts=int(data.get("prompts", 0)),
-        prefill=PrefillQuality.from_dict(data.get("prefill")),
+        prefill=read_qualities(data.get("prefill"), int(data["length"])),
         decode=DecodeQuality.from_dict(data.get("decode")),
         rounding=RoundingQuality.from_dict(data.get("rounding")),
     )

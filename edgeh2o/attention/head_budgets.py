@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from .base import AttentionModel, has_equal_kv_heads, require_measurable
+from .budget_points import SHOWN_LENGTH, Points, budget_of_length
 from .budget_table import Budget, BudgetTable, find_table, read_table
 from .kept_profiles import find_profile
 from .prefill_quality import DEFAULT_MAX_LOSS
@@ -15,14 +16,9 @@ from .prefill_quality import DEFAULT_MAX_LOSS
 DEFAULT_BUDGET = 1024
 # With a profile, which says less than a calibration does.
 PROFILE_BUDGET = 1536
-# Tokens of a prompt up to which the default budget was shown to be harmless, and those for which it
-# comes to that of a profile.
-SHOWN_LENGTH = 4096
+# Tokens of a prompt for which the default budget comes to that of a profile.
 PROFILE_LENGTH = 2 * SHOWN_LENGTH
-# Of a budget, for every doubling of the prompt beyond: with 1,024 keys prompts of 8,192 tokens lost
-# up to 1.3 %, with 1,536 no more than the default may (docs/quality.md).
-GROWTH = 1.5
-BUDGET_STEP = 64
+PROFILE_POINTS = ((PROFILE_LENGTH, PROFILE_BUDGET),)
 LIMIT_STEP = 16
 # The mean by which a table says which heads have limits grows by this power of the mean's growth:
 # by an eighth for every doubling. Without it lists of facts lost 0.8 % at 8,192 tokens.
@@ -44,8 +40,8 @@ NO_TABLE = "none"
 class HeadBudgets:
     """Keys per layer and KV head, or query head, their intended mean, and where they come from.
 
-    ``prompts`` have said something of a model that may be profiled; None for others. Of those that
-    a ``table`` gave, ``mean`` serves prompts of ``shown_length`` tokens.
+    ``prompts`` have said something of a model that may be profiled; None for others. For those that
+    a ``table`` gave, ``points`` say what mean serves prompts of other lengths.
     """
 
     per_head: tuple[Budget, ...]
@@ -54,7 +50,11 @@ class HeadBudgets:
     prompts: int | None = None
     by_query_head: bool = False
     table: BudgetTable | None = None
-    shown_length: int = SHOWN_LENGTH
+    points: Points = ()
+
+    def mean_for(self, n_tokens: int) -> int | None:
+        """The mean that serves a prompt of ``n_tokens``; None for budgets of no table."""
+        return budget_of_length(self.points, n_tokens) if self.table is not None else None
 
     def grown(self, mean: int) -> HeadBudgets:
         """Those of longer prompts, for which ``mean`` stands; these if they are of no table."""
@@ -81,11 +81,10 @@ class HeadBudgets:
 
         Of prompts as long as the measured ones, which have the keys that those had.
         """
-        measured = self.table.prefill if self.table else None
-        if measured is None or not measured.is_harmless:
+        shown = self.table.shown if self.table else ()
+        if not shown or self.points[0][1] < shown[0].budget:
             return False
-        most = budget_of_length(self.mean, measured.length, self.shown_length)
-        return measured.budget <= mean <= most
+        return mean <= budget_of_length(self.points, shown[-1].length)
 
     @property
     def serve_decode(self) -> bool:
@@ -97,25 +96,6 @@ class HeadBudgets:
     def reads_all(self) -> bool:
         """Whether prompts are read dense, for want of anything better."""
         return self.source in DENSE_SOURCES
-
-
-def keys_per_query(n_tokens: int, most: float) -> float:
-    """Keys that a query of a causal prompt reads in the mean, if none reads more than ``most``."""
-    most = min(most, n_tokens)
-    return most - most * most / (2 * n_tokens) if n_tokens else 0.0
-
-
-def budget_of_length(budget: int, n_tokens: int, shown_length: int = SHOWN_LENGTH) -> int:
-    """Keys for a prompt of ``n_tokens``, by the ``budget`` that serves ``shown_length`` tokens.
-
-    Half as many again for every doubling beyond, in steps of 64; never more than the prompt has.
-    """
-    if n_tokens <= shown_length:
-        return budget
-    grown: float = budget * GROWTH ** math.log2(n_tokens / shown_length)
-    # A last bit that rounding added is no reason for another step.
-    steps = math.ceil(round(grown / BUDGET_STEP, 6))
-    return max(budget, min(steps * BUDGET_STEP, n_tokens))
 
 
 def grow_budgets(table: BudgetTable, mean: int, grown: int) -> tuple[Budget, ...]:
@@ -136,6 +116,26 @@ def grow_limits(budgets: tuple[Budget, ...], factor: float) -> tuple[Budget, ...
     return tuple(
         None if budget is None else math.ceil(budget * factor / LIMIT_STEP) * LIMIT_STEP
         for budget in budgets
+    )
+
+
+def keys_per_query(n_tokens: int, most: float) -> float:
+    """Keys that a query of a causal prompt reads in the mean, if none reads more than ``most``."""
+    most = min(most, n_tokens)
+    return most - most * most / (2 * n_tokens) if n_tokens else 0.0
+
+
+def known_points(table: BudgetTable, budget: int) -> Points:
+    """Mean keys by length, where ``budget`` serves prompts as long as the table's texts.
+
+    At least those by which longer prompts were shown to lose nothing.
+    """
+    own = ((table.length, budget),)
+    shown = table.shown
+    if not shown or budget < shown[0].budget:
+        return own
+    return tuple(
+        (each.length, max(each.budget, budget_of_length(own, each.length))) for each in shown
     )
 
 
@@ -168,16 +168,18 @@ def find_budgets(
     table, source = found
     if not model.splits_groups:
         table = table.of_kv_heads()
-    prompts, shown_length = None, max(SHOWN_LENGTH, table.length)
+    prompts = None
     if source == "profile":
-        prompts, shown_length = table.prompts, PROFILE_LENGTH
+        prompts = table.prompts
         table = table.smoothed(SHARED_ERROR)
         source = f"profile ({prompts} prompt{'s' if prompts > 1 else ''})"
         budget = budget or PROFILE_BUDGET
+        points: Points = ((PROFILE_LENGTH, budget),)
     else:
         budget = budget or _budget_of_loss(table, max_loss)
         if budget is None:
             return HeadBudgets((None,) * model.n_slots, DEFAULT_BUDGET, TOO_LOSSY)
+        points = known_points(table, budget)
     return HeadBudgets(
         table.budgets(budget),
         budget,
@@ -185,7 +187,7 @@ def find_budgets(
         prompts,
         by_query_head=table.n_heads > 0,
         table=table,
-        shown_length=shown_length,
+        points=points,
     )
 
 
@@ -194,10 +196,8 @@ def default_budget(table: BudgetTable) -> int | None:
     # Tables that do not say what they read were made on plain prose and code.
     if not (table.texts and table.losses):
         return DEFAULT_BUDGET
-    least, measured = table.smallest_budget(DEFAULT_MAX_LOSS), table.prefill
-    if least is None or measured is None or not measured.is_harmless:
-        return least
-    return max(least, measured.budget)
+    least, shown = table.smallest_budget(DEFAULT_MAX_LOSS), table.shown
+    return max(least, shown[0].budget) if shown and least is not None else least
 
 
 def _budget_of_loss(table: BudgetTable, max_loss: float | None) -> int | None:

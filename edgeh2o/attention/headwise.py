@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from .base import AttentionModel, SparseAttentionConfig, count_sets
+from .budget_points import budget_of_length
 from .budget_table import Budget, BudgetTable
 from .head_budgets import (
     DEFAULT_BUDGET,
     DENSE_SOURCES,
     NO_TABLE,
     PROFILE_BUDGET,
-    PROFILE_LENGTH,
+    PROFILE_POINTS,
     TOO_SHORT,
     UNKNOWN,
     HeadBudgets,
-    budget_of_length,
     find_budgets,
     grow_limits,
     keys_per_query,
@@ -66,8 +66,9 @@ class HeadwiseConfig(HeadwiseSettings):
     whole past, or ``budget`` keys if that is given; so do models whose layers differ in KV heads,
     always. ``max_loss`` needs a table; without it and ``budget`` the smallest budget with a loss
     of 0.5 % is taken, or everything is read if there is none. Unless ``budget`` is given, the
-    limits of heads grow by half for every doubling of the prompt beyond 4,096 tokens (those of the
-    calibration if they were more, 8,192 with a profile), and a few more heads have none.
+    limits of heads grow with the prompt, and a few more heads have none: to what the table was
+    shown to need at longer lengths, and by half for every doubling beyond those, or 4,096 tokens
+    (8,192 with a profile).
     ``budgets`` gives the budgets themselves, ``None`` for the whole past, one per KV head or,
     ``by_query_head``, one per query head, ``decode_budgets`` those of generated tokens, one per KV
     head, and ``source`` tells where they are from.
@@ -185,9 +186,9 @@ class HeadwiseConfig(HeadwiseSettings):
 
     def budget_for(self, resolved: SparseAttentionConfig, n_tokens: int) -> int | None:
         found = resolved.found if isinstance(resolved, HeadwiseConfig) else None
-        if self.budget is not None or found is None or found.table is None or resolved.reads_all:
+        if self.budget is not None or found is None or resolved.reads_all:
             return None
-        return budget_of_length(found.mean, n_tokens, found.shown_length)
+        return found.mean_for(n_tokens)
 
     def with_budget(
         self, resolved: SparseAttentionConfig, model: AttentionModel, budget: int
@@ -214,19 +215,19 @@ class HeadwiseConfig(HeadwiseSettings):
         if resolved.reads_all and resolved.profiled_prompts is None:
             return None  # it is dense for another reason
         if resolved.reads_all:
-            budgets: tuple[Budget, ...] = (
-                budget_of_length(PROFILE_BUDGET, n_tokens, PROFILE_LENGTH),
-            )
+            budgets: tuple[Budget, ...] = (budget_of_length(PROFILE_POINTS, n_tokens),)
         else:  # as many heads in every layer
             n = len(resolved.budgets) // len(reads_past)
             budgets = tuple(b for i, b in enumerate(resolved.budgets) if reads_past[i // n])
-        chunk = self.preferred_chunk_size / 2  # what a query reads of its own
-        keys = [
-            keys_per_query(n_tokens, (budget or self.max_past or n_tokens) + chunk)
-            for budget in budgets
-        ]
-        mean = sum(keys) / len(keys)
+        mean = self.mean_keys(budgets, n_tokens)
         return mean + (GUARDED_SHARE * (n_tokens / 2 - mean) if resolved.is_taught else 0.0)
+
+    def mean_keys(self, budgets: Sequence[Budget], n_tokens: int) -> float:
+        """Keys that a query of a prompt reads in the mean by ``budgets``, its chunk included."""
+        chunk = self.preferred_chunk_size / 2
+        full = self.max_past or n_tokens
+        keys = [keys_per_query(n_tokens, (budget or full) + chunk) for budget in budgets]
+        return sum(keys) / len(keys)
 
     @property
     def is_taught(self) -> bool:
@@ -269,7 +270,7 @@ class HeadwiseConfig(HeadwiseSettings):
             return None
         by_query_head = model.splits_groups
         # Room for every budget of a profile, and enough to keep all of what is read first.
-        grown = budget_of_length(PROFILE_BUDGET, context, PROFILE_LENGTH) / PROFILE_BUDGET
+        grown = budget_of_length(PROFILE_POINTS, context) / PROFILE_BUDGET
         (most,) = grow_limits((PROFILE_TOKENS,), grown)
         room = (most,) * count_sets(model, by_query_head=by_query_head)
         decodes = self.decode_attention == "headwise"

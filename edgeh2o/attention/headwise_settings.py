@@ -8,14 +8,9 @@ from typing import ClassVar
 from ..errors import UsageError
 from ..option_fields import check_int, check_real, is_int, option
 from .base import SparseAttentionConfig
+from .budget_points import SHOWN_LENGTH
 from .budget_table import Budget, BudgetTable
-from .head_budgets import (
-    DEFAULT_BUDGET,
-    PROFILE_BUDGET,
-    PROFILE_LENGTH,
-    SHOWN_LENGTH,
-    HeadBudgets,
-)
+from .head_budgets import DEFAULT_BUDGET, PROFILE_BUDGET, PROFILE_LENGTH, HeadBudgets
 from .prefill_quality import DEFAULT_MAX_LOSS
 
 DECODE_ATTENTIONS = ("auto", "dense", "headwise")
@@ -43,7 +38,7 @@ class HeadwiseSettings(SparseAttentionConfig):
         f"(default: what --max-loss {DEFAULT_MAX_LOSS} takes of a budget table, which is "
         f"{DEFAULT_BUDGET} for the packaged one; {PROFILE_BUDGET} with a profile, else all; half "
         f"as many again for every doubling of a prompt beyond {SHOWN_LENGTH:,} tokens, with a "
-        f"profile beyond {PROFILE_LENGTH:,})",
+        f"profile beyond {PROFILE_LENGTH:,}, or what the table says of longer ones)",
         metavar="KEYS",
     )
     max_loss: float | None = option(

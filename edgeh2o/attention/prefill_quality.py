@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
+from ..option_fields import MAX_CONTEXT
+from .budget_points import SHOWN_LENGTH, budget_of_length
 from .decode_quality import PLAIN_KINDS
 from .divergences import read_divergences
 
@@ -27,11 +30,10 @@ def kl_limit(kind: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillQuality:
-    """What the mean ``budget`` loses against dense prefills, by kind of text.
+    """What prompts of ``length`` tokens lose by a mean ``budget``, against dense prefills.
 
-    ``loss`` is in percent of the perplexity and ``loss_error`` its standard error over tokens;
-    ``kl`` is the mean KL(dense || sparse), in nats. Of prompts of up to ``length`` tokens, under
-    the guard of a default run; of several lengths the worst of every kind.
+    By kind of text: ``loss`` is in percent of the perplexity and ``loss_error`` its standard error
+    over tokens; ``kl`` is the mean KL(dense || sparse), in nats. Under the guard of a default run.
     """
 
     budget: int
@@ -54,21 +56,6 @@ class PrefillQuality:
             for kind, loss in self.loss.items()
         ) or any(kl > kl_limit(kind) for kind, kl in self.kl.items())
 
-    def joined(self, longer: PrefillQuality) -> PrefillQuality:
-        """The worst of both of every kind, with the length of the other."""
-        losses, errors, divergences = dict(self.loss), dict(self.loss_error), dict(self.kl)
-        for kind, loss in longer.loss.items():
-            if kind not in losses or loss > losses[kind]:
-                losses[kind], errors[kind] = loss, longer.loss_error[kind]
-            divergences[kind] = max(longer.kl[kind], divergences.get(kind, 0.0))
-        return PrefillQuality(
-            budget=self.budget,
-            length=longer.length,
-            loss=losses,
-            loss_error=errors,
-            kl=divergences,
-        )
-
     def to_dict(self) -> dict[str, Any]:
         """Fit for JSON."""
         return {
@@ -80,10 +67,8 @@ class PrefillQuality:
         }
 
     @classmethod
-    def from_dict(cls, data: Any) -> PrefillQuality | None:
-        """What ``to_dict`` gave, None for None. Raises ValueError for what cannot have been."""
-        if data is None:
-            return None
+    def from_dict(cls, data: Any) -> PrefillQuality:
+        """What ``to_dict`` gave. Raises ValueError for what cannot have been."""
         kl = read_divergences(data, "prefill")
         loss, error = (
             {str(kind): float(value) for kind, value in dict(data[name]).items()}
@@ -94,10 +79,28 @@ class PrefillQuality:
         least = [*kl.values(), *error.values(), *map(abs, loss.values())]
         if not all(0 <= value < math.inf for value in least):
             raise ValueError("divergences and losses must be finite, and the former not negative")
-        return cls(
-            budget=int(data["budget"]),
-            length=int(data["length"]),
-            loss=loss,
-            loss_error=error,
-            kl=kl,
-        )
+        budget, length = int(data["budget"]), int(data["length"])
+        if not (0 < budget <= MAX_CONTEXT and 0 < length <= MAX_CONTEXT):
+            raise ValueError("keys and tokens of a measurement of prefill must be positive")
+        return cls(budget=budget, length=length, loss=loss, loss_error=error, kl=kl)
+
+
+def read_qualities(data: Any, table_length: int) -> tuple[PrefillQuality, ...]:
+    """What was measured at each length, by a table's entry; its texts have ``table_length`` tokens.
+
+    Earlier tables have one, of a budget that grows by half for every doubling of the prompt up to
+    its length. Raises ValueError for what cannot have been.
+    """
+    if data is None:
+        return ()
+    if not isinstance(data, list):
+        one, shown = PrefillQuality.from_dict(data), max(SHOWN_LENGTH, table_length)
+        if one.length <= shown:
+            return (one,)
+        grown = budget_of_length(((shown, one.budget),), one.length)
+        return replace(one, length=shown), replace(one, budget=grown)
+    qualities = tuple(map(PrefillQuality.from_dict, data))
+    for shorter, longer in pairwise(qualities):
+        if shorter.length >= longer.length or shorter.budget > longer.budget:
+            raise ValueError("measurements of prefill must ascend in length, and in keys")
+    return qualities

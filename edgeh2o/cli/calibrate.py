@@ -80,8 +80,8 @@ def execute(args: argparse.Namespace) -> int:
             print(f"--budget {budget:<5} perplexity loss {loss:+.2f} %")
         if table.rounding is not None:
             print(_describe_rounding(table.rounding))
-        if table.prefill is not None:
-            print(_describe_prefill(table.prefill))
+        for measured in table.prefill:
+            print(_describe_prefill(measured, is_grown=measured is not table.prefill[0]))
         if line := _describe_decode(table, is_asked_for=args.decode):
             print(line)
     write_table(table, path)
@@ -112,15 +112,16 @@ def _describe_rounding(measured: RoundingQuality) -> str:
     )
 
 
-def _describe_prefill(measured: PrefillQuality) -> str:
-    """What prompts of every kind of text lose, in a line."""
+def _describe_prefill(measured: PrefillQuality, *, is_grown: bool) -> str:
+    """What prompts of a length lose, in a line; a budget that ``is_grown`` cannot be asked for."""
     from ..attention.headwise import ERROR_OF_DEFAULT_LOSS, ERROR_OF_PROFILE
 
     kind, loss = max(measured.loss.items(), key=lambda item: item[1])
     text, kl = max(measured.kl.items(), key=lambda item: item[1])
     limit = ERROR_OF_DEFAULT_LOSS if measured.is_harmless else ERROR_OF_PROFILE
+    keys = f"{measured.budget:,} keys" if is_grown else f"--budget {measured.budget:<5}"
     return (
-        f"--budget {measured.budget:<5} prompts of up to {measured.length:,} tokens lose up to "
+        f"{keys:<14} prompts of up to {measured.length:,} tokens lose up to "
         f"{loss:+.2f} +- {measured.loss_error[kind]:.2f} % ({kind}), KL up to {1e3 * kl:.1f}e-3 "
         f"({text}): guarded at {limit:g} % by default"
     )

@@ -6,15 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from ..attention.budget_points import budget_of_length
 from ..attention.budget_table import BudgetTable
-from ..attention.head_budgets import (
-    PROFILE_BUDGET,
-    PROFILE_LENGTH,
-    TOO_SHORT,
-    UNKNOWN,
-    budget_of_length,
-    keys_per_query,
-)
+from ..attention.head_budgets import PROFILE_POINTS, TOO_SHORT, UNKNOWN, keys_per_query
 from ..attention.kept_profiles import MIN_PROMPT, PROFILE_TOKENS, keep_profile
 from ..model_config import DecoderConfig
 from .memory_fit import find_room, require_fit
@@ -118,7 +112,7 @@ def describe_knowledge(plan: RunPlan, model: LoadedModel, n_tokens: int, *, lear
     if source == TOO_SHORT:
         return "read dense: sparse would not be faster at this length (--budget reads so anyhow)"
     chunk = plan.settings.preferred_chunk_size / 2
-    budget = budget_of_length(PROFILE_BUDGET, n_tokens, PROFILE_LENGTH)
+    budget = budget_of_length(PROFILE_POINTS, n_tokens)
     sparse = keys_per_query(n_tokens, budget + chunk)
     gain = f"{n_tokens / 2 / sparse:.1f}x fewer pairs at {n_tokens:,} tokens"
     config = plan.config

@@ -49,6 +49,11 @@ def count_windows(windows: Windows) -> int:
     return sum(map(len, windows.values()))
 
 
+def window_length(windows: Windows) -> int:
+    """Tokens of each."""
+    return len(next(iter(windows.values()))[0])
+
+
 def beginning_with(kind: str, windows: Windows) -> Windows:
     """The same with one kind before the others."""
     return {kind: windows[kind], **windows}

@@ -12,7 +12,7 @@ from ..attention.decode_quality import DecodeQuality
 from ..attention.headwise import HeadwiseConfig
 from ..attention.headwise_settings import DECODE_FROM
 from ..errors import UsageError
-from .calibration_windows import Windows, beginning_with, count_windows
+from .calibration_windows import Windows, beginning_with, count_windows, window_length
 from .decoding import compare_decodes
 from .progress import StepsLeft
 
@@ -85,7 +85,7 @@ def measure_decode(
     by which one head of the first layer leaves out an eighth, and all others nothing, is taken off.
     Raises ResourceError when three sessions do not fit in memory.
     """
-    length = len(next(iter(windows.values()))[0])
+    length = window_length(windows)
     least: list[Budget] = [None] * (table.n_layers * table.n_kv_heads)
     least[0] = max(1, round(_KEPT_SHARE * (length - DECODED)) - HeadwiseConfig().local)
     prefill = HeadwiseConfig(

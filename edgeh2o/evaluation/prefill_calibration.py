@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..attention.budget_points import BUDGET_STEP, budget_of_length
 from ..attention.dense import DenseConfig
-from ..attention.head_budgets import SHOWN_LENGTH, budget_of_length, grow_budgets
+from ..attention.head_budgets import grow_budgets
 from ..attention.headwise import ERROR_OF_DEFAULT_LOSS, HeadwiseConfig
 from ..attention.prefill_quality import DEFAULT_MAX_LOSS, PrefillQuality, kl_limit
 from ..config import PrefillConfig
 from ..errors import ResourceError
 from ..runners.base import Runner
-from .calibration_windows import Windows, beginning_with, count_windows
+from .calibration_windows import Windows, beginning_with, count_windows, window_length
 from .comparison import TokenScores, WindowComparer, estimate_loss, join_scores
 from .progress import StepsLeft
 
@@ -24,13 +25,18 @@ if TYPE_CHECKING:
 
 # A window of twice the length takes about as long as so many others.
 _LONG_STEPS = 3
+# Of what a budget grows to at twice the length, what is tried there.
+_LONG_FACTORS = (1, 7 / 6, 4 / 3, 3 / 2, 5 / 3)
+# Of the keys that dense prompts read: with more, little is gained by a sparse one.
+_WORTHWHILE = 0.6
 # Predictions of a window that count, which ask for what stands before.
 _SCORED = 1 / 4
 
 
 def count_prefill_steps(windows: Windows, long: Windows, n_budgets: int) -> int:
     """Calls of ``on_step`` that ``find_prefill`` makes."""
-    return n_budgets * (count_windows(windows) + _LONG_STEPS * count_windows(long))
+    n_long = len(_LONG_FACTORS) * _LONG_STEPS * count_windows(long)
+    return n_budgets * count_windows(windows) + n_long
 
 
 def find_prefill(
@@ -40,66 +46,82 @@ def find_prefill(
     long: Windows,
     *,
     on_step: Callable[[], None],
-) -> PrefillQuality | None:
-    """The quality of the least budget that is harmless in windows of all lengths.
+) -> tuple[PrefillQuality, ...]:
+    """The quality of the least budget that is harmless, or of the largest that was tried.
 
-    Else of the least that is in the shorter ones, or of the largest that was tried. Only budgets
-    are tried whose mean loss in ``table.losses`` is one that a default run may have; None where
-    there is none. ``long`` has windows of twice the length, or none. ``on_step`` is called once per
-    window and budget of the table. Raises ResourceError when two sessions do not fit in memory.
+    Only budgets are tried whose mean loss in ``table.losses`` is one that a default run may have;
+    empty where there is none. ``long`` has windows of twice the length, or none: the second quality
+    is of the least budget that is harmless there too, if one that is worth it is. ``on_step`` is
+    called ``count_prefill_steps`` times. Raises ResourceError when two sessions do not fit in
+    memory.
     """
     steps = StepsLeft(count_prefill_steps(windows, long, len(table.losses)), on_step)
     least = table.smallest_budget(DEFAULT_MAX_LOSS)
     tried = [budget for budget in sorted(table.losses) if least is not None and budget >= least]
-    meter = PrefillMeter(llm, table, windows) if tried else None
-    found = None
-    for budget in tried:
-        assert meter is not None
-        quality = meter.measure(budget, on_step=steps.advance)
-        longer = _measure_long(llm, table, budget, long, steps) if quality.is_harmless else None
-        joined = quality if longer is None else quality.joined(longer)
-        if joined.is_harmless:
-            found = joined
-            break
-        # What serves the shorter prompts alone is better than nothing, with few keys.
-        if found is None or not found.is_harmless:
-            found = quality
+    found: tuple[PrefillQuality, ...] = ()
+    if tried:
+        meter = PrefillMeter(llm, table, windows)
+        found = (_find_least(meter, tried, on_step=steps.advance),)
+    if found and found[0].is_harmless and long:
+        found += _find_longer(
+            llm, table, found[0].budget, long, partial(steps.advance, _LONG_STEPS)
+        )
     steps.finish()
     return found
 
 
-def _measure_long(
-    llm: LLM,
-    table: BudgetTable,
-    budget: int,
-    long: Windows,
-    steps: StepsLeft,
-) -> PrefillQuality | None:
-    """What the budget comes to in the long windows; None where there are none, or no room."""
-    if not long:
-        return None
-    on_step = partial(steps.advance, _LONG_STEPS)
+def _find_longer(
+    llm: LLM, table: BudgetTable, base: int, long: Windows, on_step: Callable[[], None]
+) -> tuple[PrefillQuality, ...]:
+    """The quality of the least budget that is harmless there; empty for none, or no room."""
+    length = window_length(long)
+    grown = budget_of_length(((table.length, base),), length)
+    tried = [round(factor * grown / BUDGET_STEP) * BUDGET_STEP for factor in _LONG_FACTORS]
+    worthwhile = [
+        budget
+        for budget in tried
+        if HeadwiseConfig().mean_keys(grow_budgets(table, base, budget), length)
+        <= _WORTHWHILE * length / 2
+    ]
+    if not worthwhile:
+        return ()
     try:
-        return PrefillMeter(llm, table, long).measure(budget, on_step=on_step)
+        meter = PrefillMeter(llm, table, long, base)
+        quality = _find_least(meter, worthwhile, on_step=on_step)
     except ResourceError:
-        return None
+        return ()
+    return (quality,) if quality.is_harmless else ()
+
+
+def _find_least(
+    meter: PrefillMeter, tried: Sequence[int], *, on_step: Callable[[], None]
+) -> PrefillQuality:
+    """The quality of the first that is harmless, or of the last."""
+    for budget in tried:
+        quality = meter.measure(budget, on_step=on_step)
+        if quality.is_harmless:
+            break
+    return quality
 
 
 class PrefillMeter:
     """Compares prefills by budgets of a table with dense ones, in windows of one length by kind.
 
-    The last quarter of every window's predictions counts. The budgets are those that a default run
-    takes for the windows' length, and so are the guard and the products, if a measurement of the
-    table says which. Where weights are quantised a difference in a last bit sends what follows
-    another way: a KL above the limit is taken less what two dense reads in other chunks differ by.
-    Raises ResourceError when two sessions do not fit in memory.
+    The last quarter of every window's predictions counts. Budgets are those of a table, or such of
+    its ``base`` that are grown for longer prompts; the guard is that of a default run, and so are
+    the products, if a measurement of the table says which. Where weights are quantised a difference
+    in a last bit sends what follows another way: a KL above the limit is taken less what two dense
+    reads in other chunks differ by. Raises ResourceError when two sessions do not fit in memory.
     """
 
-    def __init__(self, llm: LLM, table: BudgetTable, windows: Windows) -> None:
+    def __init__(
+        self, llm: LLM, table: BudgetTable, windows: Windows, base: int | None = None
+    ) -> None:
         self._llm = llm
         self._table = table
         self._windows = windows
-        self._length = len(next(iter(windows.values()))[0])
+        self._base = base
+        self._length = window_length(windows)
         self._comparer = WindowComparer(self._start_dense(llm.prefill))
         # By kind, as far as they were asked for: they are those of every budget.
         self._rounding: dict[str, float] = {}
@@ -149,9 +171,8 @@ class PrefillMeter:
 
     def _start_sparse(self, budget: int) -> Runner:
         table = self._table
-        grown = budget_of_length(budget, self._length, max(SHOWN_LENGTH, table.length))
         attention = HeadwiseConfig(
-            budgets=grow_budgets(table, budget, grown),
+            budgets=grow_budgets(table, self._base or budget, budget),
             by_query_head=table.n_heads > 0,
         )
         return self._llm.start_runner(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeh2o import DenseConfig, H2OConfig
+from edgeh2o.attention.budget_points import SHOWN_LENGTH, Points, budget_of_length
 from edgeh2o.attention.budget_table import write_table
 from edgeh2o.attention.decode_quality import DecodeQuality
 from edgeh2o.attention.head_budgets import (
     DEFAULT_BUDGET,
-    PROFILE_BUDGET,
     PROFILE_LENGTH,
-    SHOWN_LENGTH,
+    PROFILE_POINTS,
     TOO_LOSSY,
-    budget_of_length,
     grow_budgets,
     grow_limits,
 )
@@ -30,6 +30,7 @@ from tests.attention.test_budget_table import TABLE
 from tests.attention.test_headwise import SMOLLM2, Model
 
 LENGTHS = st.integers(0, 2**20)
+DEFAULT_POINTS = ((SHOWN_LENGTH, DEFAULT_BUDGET),)
 SMOLLM2_MODEL = Model(n_layers=30, n_kv_heads=3, n_heads=9, fingerprint=SMOLLM2)
 
 
@@ -50,35 +51,73 @@ def budget_at(config: HeadwiseConfig, n_tokens: int, model: Model = SMOLLM2_MODE
     ],
 )
 def test_half_as_many_keys_again_for_every_doubling(n_tokens: int, budget: int) -> None:
-    assert budget_of_length(DEFAULT_BUDGET, n_tokens) == budget
+    assert budget_of_length(DEFAULT_POINTS, n_tokens) == budget
 
 
 def test_a_profile_has_what_the_default_comes_to() -> None:
     for n_tokens in range(PROFILE_LENGTH, 8 * PROFILE_LENGTH, 777):
-        grown = budget_of_length(PROFILE_BUDGET, n_tokens, PROFILE_LENGTH)
-        assert grown == budget_of_length(DEFAULT_BUDGET, n_tokens)
+        grown = budget_of_length(PROFILE_POINTS, n_tokens)
+        assert grown == budget_of_length(DEFAULT_POINTS, n_tokens)
 
 
 def test_no_more_keys_than_the_prompt_has() -> None:
-    assert budget_of_length(4096, 4100) == 4100
-    assert budget_of_length(5000, 4100) == 5000  # the table's own
+    assert budget_of_length(((SHOWN_LENGTH, 4096),), 4100) == 4100
+    assert budget_of_length(((SHOWN_LENGTH, 5000),), 4100) == 5000  # the table's own
 
 
-@given(budget=st.integers(1, 8192), first=LENGTHS, second=LENGTHS, shown=st.integers(1, 2**16))
-def test_longer_prompts_get_no_fewer_keys(budget: int, first: int, second: int, shown: int) -> None:
+@given(budget=st.integers(1, 8192), n_tokens=LENGTHS, shown=st.integers(1, 2**16))
+def test_of_one_length_alone(budget: int, n_tokens: int, shown: int) -> None:
+    grown = budget_of_length(((shown, budget),), n_tokens)
+    shown = max(shown, SHOWN_LENGTH)
+    if n_tokens <= shown:
+        assert grown == budget
+    exact = budget * 1.5 ** math.log2(max(1.0, n_tokens / shown))
+    assert grown in (budget, n_tokens) or (grown % 64 == 0 and -0.001 <= grown - exact < 64)
+
+
+POINTS = st.lists(
+    st.tuples(st.integers(1, 2**18), st.integers(1, 2**16)),
+    min_size=1,
+    max_size=4,
+    unique_by=lambda point: point[0],
+).map(lambda points: tuple(zip(*map(sorted, zip(*points, strict=True)), strict=True)))
+
+
+@given(points=POINTS, first=LENGTHS, second=LENGTHS)
+def test_longer_prompts_get_no_fewer_keys(points: Points, first: int, second: int) -> None:
     short, long = sorted((first, second))
-    few, many = (budget_of_length(budget, n, shown) for n in (short, long))
-    assert budget <= few <= many <= max(budget, long)
-    if short <= shown:
-        assert few == budget
-    exact = budget * 1.5 ** math.log2(max(1.0, long / shown))
-    assert many in (budget, long) or (many % 64 == 0 and -0.001 <= many - exact < 64)
+    few, many = (budget_of_length(points, n) for n in (short, long))
+    assert points[0][1] <= few <= many <= max(points[-1][1], long)
+
+
+@given(points=POINTS)
+def test_prompts_of_known_lengths_get_what_is_known(points: Points) -> None:
+    for length, keys in points:
+        assert budget_of_length(points, length) == keys
+
+
+@given(points=POINTS, share=st.floats(0, 1))
+def test_every_doubling_between_two_lengths_counts_the_same(points: Points, share: float) -> None:
+    for (start, least), (end, most) in pairwise(points):
+        n_tokens = round(start * (end / start) ** share)
+        part = math.log(n_tokens / start) / math.log(end / start)
+        exact = least * (most / least) ** part
+        assert -0.001 <= budget_of_length(points, n_tokens) - exact < 64
+
+
+@given(n_tokens=LENGTHS)
+def test_a_point_on_the_way_changes_nothing(n_tokens: int) -> None:
+    """So tables that say what two lengths need are read as one that says the growth of both."""
+    assert budget_of_length(
+        ((4096, 1024), (8192, 1536), (16384, 2304)), n_tokens
+    ) == budget_of_length(DEFAULT_POINTS, n_tokens)
 
 
 def test_budgets_of_the_packaged_table_grow() -> None:
     config = HeadwiseConfig()
     resolved = config.resolved(SMOLLM2_MODEL)
-    assert [budget_at(config, n) for n in (0, 4096, 8192)] == [1024, 1024, 1536]
+    lengths = (0, 4096, 6000, 8192, 16384)
+    assert [budget_at(config, n) for n in lengths] == [1024, 1024, 1344, 1536, 2304]
     larger = config.with_budget(resolved, SMOLLM2_MODEL, 1536)
     assert resolved.found is not None and resolved.found.table is not None
     assert larger.budgets == grow_budgets(resolved.found.table, 1024, 1536)

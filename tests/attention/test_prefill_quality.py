@@ -9,8 +9,14 @@ from typing import Any
 
 import pytest
 
+from edgeh2o.attention.budget_points import Points
 from edgeh2o.attention.budget_table import BudgetTable, parse_table, write_table
-from edgeh2o.attention.head_budgets import default_budget, find_budgets
+from edgeh2o.attention.head_budgets import (
+    HeadBudgets,
+    default_budget,
+    find_budgets,
+    known_points,
+)
 from edgeh2o.attention.headwise import HeadwiseConfig
 from edgeh2o.attention.prefill_quality import PrefillQuality
 from edgeh2o.config import PrefillConfig, RuntimeConfig
@@ -28,7 +34,7 @@ GOOD = PrefillQuality(
 )
 
 
-def _table(prefill: PrefillQuality | None = GOOD, budget: int = 256) -> BudgetTable:
+def _table(*prefill: PrefillQuality, budget: int = 256) -> BudgetTable:
     return replace(harmless_table(CONFIG, budget), prefill=prefill)
 
 
@@ -48,26 +54,41 @@ def test_what_is_harmless(changes: dict[str, Any], expected: bool) -> None:
     assert replace(GOOD, **changes).is_harmless is expected
 
 
-def test_the_worst_of_two_lengths() -> None:
-    longer = PrefillQuality(
-        budget=256,
-        length=16384,
-        loss={"pairs": 0.2, "facts": 0.1},
-        loss_error={"pairs": 0.3, "facts": 0.4},
-        kl={"pairs": 9e-3, "facts": 1e-3},
-    )
-    joined = GOOD.joined(longer)
-    assert joined.length == 16384
-    assert joined.loss == {"prose": 0.3, "pairs": 0.6, "facts": 0.1}
-    assert joined.loss_error == {"prose": 0.1, "pairs": 0.1, "facts": 0.4}
-    assert joined.kl == {"prose": 4e-3, "pairs": 9e-3, "facts": 1e-3}
-    assert not joined.is_harmless
-
-
 def test_a_table_holds_it() -> None:
-    for prefill in (GOOD, None):
-        table = _table(prefill)
+    longer = replace(GOOD, length=16384, budget=700)
+    for prefill in ((GOOD,), (GOOD, longer), ()):
+        table = _table(*prefill)
         assert parse_table(table.to_json(), "a table").prefill == prefill
+
+
+@pytest.mark.parametrize(
+    ("budget", "length", "table_length", "points"),
+    [
+        (256, 8192, 4096, ((4096, 256), (8192, 384))),
+        (1024, 8192, 4096, ((4096, 1024), (8192, 1536))),  # the packaged one
+        (256, 4096, 4096, ((4096, 256),)),
+        (256, 4096, 2048, ((4096, 256),)),
+        (256, 6000, 3000, ((4096, 256), (6000, 384))),
+        (256, 16384, 8192, ((8192, 256), (16384, 384))),
+    ],
+)
+def test_earlier_tables_have_one_of_all_lengths(
+    budget: int, length: int, table_length: int, points: Points
+) -> None:
+    quality = replace(GOOD, budget=budget, length=length)
+    data = json.loads(replace(_table(quality), length=table_length).to_json())
+    (data["prefill"],) = data["prefill"]
+    table = parse_table(json.dumps(data), "a table")
+    assert tuple((each.length, each.budget) for each in table.prefill) == points
+    assert all(each.loss == GOOD.loss and each.kl == GOOD.kl for each in table.prefill)
+    assert table.shown == table.prefill
+    assert known_points(table, budget) == points
+
+
+def test_shown_is_what_lies_below_the_first_that_loses() -> None:
+    bad, longest = replace(GOOD, length=16384, kl={"prose": 1.0}), replace(GOOD, length=32768)
+    assert _table(GOOD, bad, longest).shown == (GOOD,)
+    assert _table(bad, longest).shown == ()
 
 
 @pytest.mark.parametrize(
@@ -80,41 +101,55 @@ def test_a_table_holds_it() -> None:
         {"loss": 3},
         {"loss_error": {"prose": float("nan"), "pairs": 0.0}},
         {"budget": None},
+        {"budget": 0},
+        {"length": -1},
+        {"length": 10**12},
+        {"length": 16384},  # no shorter than the next
+        {"budget": 701},  # more keys than the next
     ],
 )
 def test_a_measurement_that_cannot_be(changes: dict[str, Any]) -> None:
-    data = json.loads(_table().to_json())
-    data["prefill"].update(changes)
+    table = _table(GOOD, replace(GOOD, length=16384, budget=700))
+    data = json.loads(table.to_json())
+    assert parse_table(json.dumps(data), "a file").prefill == table.prefill
+    data["prefill"][0].update(changes)
     with pytest.raises(FormatError, match="a file is not a usable budget table"):
         parse_table(json.dumps(data), "a file")
 
 
 def test_the_default_budget_is_the_one_that_was_measured() -> None:
-    table = replace(_table(), losses={128: 0.4, 256: 0.2})
+    table = replace(_table(GOOD, replace(GOOD, length=16384, budget=700)), losses={128: 0.4})
     assert default_budget(table) == 256
-    assert default_budget(replace(table, prefill=None)) == 128
-    assert default_budget(replace(table, prefill=replace(GOOD, kl={"prose": 1.0}))) == 128
+    assert default_budget(replace(table, prefill=())) == 128
+    assert default_budget(replace(table, prefill=(replace(GOOD, kl={"prose": 1.0}),))) == 128
     assert default_budget(replace(table, losses={128: 0.9})) is None
     assert default_budget(replace(table, losses={})) == 1024
+
+
+SHORT = replace(GOOD, length=4096)
 
 
 @pytest.mark.parametrize(
     ("prefill", "n_tokens", "percent"),
     [
-        (GOOD, 4096, 4.5),
-        (GOOD, 8192, 4.5),
-        (GOOD, 9000, 1.0),  # with more keys than were measured
-        (replace(GOOD, length=4096), 4096, 4.5),
-        (replace(GOOD, length=4096), 8192, 1.0),
-        (replace(GOOD, kl={"prose": 1.0, "pairs": 0.0}), 4096, 1.0),
-        (None, 4096, 1.0),
+        ((SHORT, replace(GOOD, budget=384)), 4096, 4.5),
+        ((SHORT, replace(GOOD, budget=384)), 8192, 4.5),
+        ((SHORT, replace(GOOD, budget=384)), 9000, 1.0),  # longer than those that were measured
+        ((SHORT, replace(GOOD, budget=600)), 6000, 4.5),
+        ((SHORT, replace(GOOD, budget=600)), 8192, 4.5),
+        ((SHORT, replace(GOOD, budget=600)), 9000, 1.0),
+        ((SHORT,), 4096, 4.5),
+        ((SHORT,), 8192, 1.0),
+        ((replace(SHORT, budget=320),), 4096, 4.5),  # more than the mean losses ask for
+        ((replace(GOOD, kl={"prose": 1.0, "pairs": 0.0}),), 4096, 1.0),
+        ((), 4096, 1.0),
     ],
 )
 def test_the_guard_of_what_was_measured(
-    tmp_path: Path, prefill: PrefillQuality | None, n_tokens: int, percent: float
+    tmp_path: Path, prefill: tuple[PrefillQuality, ...], n_tokens: int, percent: float
 ) -> None:
     path = tmp_path / "table.json"
-    write_table(_table(prefill), path)
+    write_table(_table(*prefill), path)
     attention = HeadwiseConfig(budget_table=str(path))
     plan = RunPlan.of(CONFIG, attention, PrefillConfig(), RuntimeConfig()).for_length(n_tokens)
     assert plan.shape(64).error_limit == pytest.approx((percent / 100) ** 2)
@@ -148,14 +183,38 @@ def test_layers_with_windows_are_not_counted(tmp_path: Path) -> None:
 
 
 def test_a_measurement_of_query_heads_says_nothing_of_kv_heads() -> None:
-    assert _table().of_kv_heads().prefill == GOOD  # it is of KV heads
-    rows = 2 * _table().errors
-    by_query_head = replace(_table(), n_heads=2 * CONFIG.n_kv_heads, errors=rows)
-    assert by_query_head.of_kv_heads().prefill is None
+    table = _table(GOOD)
+    assert table.of_kv_heads().prefill == (GOOD,)  # it is of KV heads
+    by_query_head = replace(table, n_heads=2 * CONFIG.n_kv_heads, errors=2 * table.errors)
+    assert by_query_head.of_kv_heads().prefill == ()
+
+
+@pytest.mark.parametrize(
+    ("budget", "points", "is_shown"),
+    [
+        (256, ((4096, 256), (8192, 600)), True),
+        # More than was measured: the longer prompts have at least what that grows to.
+        (320, ((4096, 320), (8192, 600)), True),
+        (512, ((4096, 512), (8192, 768)), True),
+        (128, ((4096, 128),), False),
+    ],
+)
+def test_other_budgets_than_the_measured_one(budget: int, points: Points, is_shown: bool) -> None:
+    table = _table(SHORT, replace(GOOD, budget=600))
+    assert known_points(table, budget) == points
+    found = HeadBudgets(table.budgets(budget), budget, "file", table=table, points=points)
+    for n_tokens in (100, 4096, 8192):
+        mean = found.mean_for(n_tokens)
+        assert mean is not None and found.is_shown(mean) is is_shown
+    assert not found.is_shown(found.mean_for(9000) or 0)
 
 
 def test_budgets_given_by_hand_are_of_no_measurement() -> None:
     found = find_budgets(
-        CONFIG, budget=256, max_loss=None, budget_table=None, profile=replace(_table(), prompts=1)
+        CONFIG,
+        budget=256,
+        max_loss=None,
+        budget_table=None,
+        profile=replace(_table(GOOD), prompts=1),
     )
     assert not replace(found, table=None).is_shown(256)

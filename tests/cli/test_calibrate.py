@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from edgeh2o import _core
+from edgeh2o.attention.budget_table import read_table
 from edgeh2o.attention.head_budgets import UNKNOWN
+from edgeh2o.attention.prefill_quality import PrefillQuality
 from edgeh2o.cli import progress
 from edgeh2o.cli.main import main
 from edgeh2o.evaluation import calibration, calibration_windows, decode_calibration
@@ -76,7 +79,7 @@ def test_a_run_takes_the_table(
     *losses, path = capsys.readouterr().out.splitlines()
     assert path == str(given)
     line = losses.pop()
-    measured = json.loads(given.read_text())["prefill"]
+    (measured,) = json.loads(given.read_text())["prefill"]
     assert line.startswith(f"--budget {measured['budget']:<5} prompts of up to 2,048 tokens lose")
     assert f"{max(measured['loss'].values()):+.2f} +- " in line and "guarded at " in line
     if "int8" in _core.attention_precisions():
@@ -138,6 +141,25 @@ def test_decode_is_measured(
             assert f"--budget 1024  decode KL up to {1e3 * measured['kl']['pairs']:.1f}e-3" in line
         else:
             assert measured is None
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_line_for_every_length(
+    model: str, text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = PrefillQuality(
+        budget=512, length=2048, loss={"pairs": 0.2}, loss_error={"pairs": 0.1}, kl={"pairs": 2e-3}
+    )
+    measured = (short, replace(short, budget=1152, length=4096))
+    monkeypatch.setattr(calibration, "find_prefill", lambda *_, **__: measured)
+    assert main(["calibrate", model, "--text", text, "--length", "2048"]) == 0
+    *_, first, second, path = capsys.readouterr().out.splitlines()
+    rest = (
+        "lose up to +0.20 +- 0.10 % (pairs), KL up to 2.0e-3 (pairs): guarded at 4.5 % by default"
+    )
+    assert first == f"--budget 512   prompts of up to 2,048 tokens {rest}"
+    assert second == f"1,152 keys     prompts of up to 4,096 tokens {rest}"
+    assert read_table(Path(path)).prefill == measured
 
 
 def test_progress_where_stderr_is_no_terminal(

@@ -137,7 +137,7 @@ def test_a_calibration_measures_decode(llm: LLM, monkeypatch: pytest.MonkeyPatch
     """With as many keys as a default run has, at least; without a budget nothing is measured."""
     monkeypatch.setattr(calibration_windows, "KINDS", FEW)
     monkeypatch.setattr(decode_calibration, "_BUDGETS", (1024,))
-    monkeypatch.setattr(calibration, "find_prefill", lambda *_, **__: None)
+    monkeypatch.setattr(calibration, "find_prefill", lambda *_, **__: ())
     monkeypatch.setattr(calibration, "count_prefill_steps", lambda *_: 0)
     texts = [" ".join(["the art of the thing is that it is there"] * 400)]
     losses = {512: 0.7, 768: 0.4, 1024: 0.1}

@@ -59,7 +59,7 @@ def test_windows_are_of_two_lengths(llm: LLM) -> None:
     assert {kind: [len(w) for w in texts] for kind, texts in long.items()} == {
         "pairs": [2 * LENGTH]
     }
-    assert count_prefill_steps(windows, long, 2) == 2 * (4 + 3)
+    assert count_prefill_steps(windows, long, 2) == 2 * 4 + 5 * 3
     assert make_long_windows(llm, 2 * LENGTH + 1) == {}  # longer than it was trained on
 
 
@@ -117,34 +117,45 @@ def test_nothing_is_read_after_what_loses_too_much(
     assert len(steps) == 1 + 2 + 2
 
 
-def test_long_windows_have_the_budget_of_their_length(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("base", "budget", "rounding"),
+    [
+        (None, 512, None),
+        (512, 1024, RoundingQuality(length=LENGTH, kl={"prose": 0.0}, loss=0.0)),
+    ],
+)
+def test_windows_are_read_as_a_default_run_reads_them(
+    llm: LLM,
+    monkeypatch: pytest.MonkeyPatch,
+    base: int | None,
+    budget: int,
+    rounding: RoundingQuality | None,
 ) -> None:
-    """And products in 8 bits where the table says that these are harmless."""
-    start = Mock(side_effect=[Mock(), ResourceError("enough")] * 2)
+    """By limits that grow, and by products in 8 bits where the table says that is harmless."""
+    start = Mock(side_effect=[Mock(), ResourceError("enough")])
     monkeypatch.setattr(type(llm), "start_runner", start)
-    harmless = RoundingQuality(length=LENGTH, kl={"prose": 0.0}, loss=0.0)
-    for length, grown, rounding in ((4096, 512, None), (8192, 768, harmless)):
-        table = harmless_table(llm.config, 512, rounding=rounding)
-        meter = PrefillMeter(llm, table, {"prose": [zeros(length)]})
-        with pytest.raises(ResourceError):
-            meter.measure(512, on_step=lambda: None)
-        asked = start.call_args.kwargs
-        assert asked["attention"].budgets == grow_budgets(table, 512, grown)
-        assert asked["is_rounded"] is (rounding is not None)
-        assert asked["prefill"].max_error == 4.5
+    table = harmless_table(llm.config, 512, rounding=rounding)
+    meter = PrefillMeter(llm, table, {"prose": [zeros(LENGTH)]}, base)
+    with pytest.raises(ResourceError):
+        meter.measure(budget, on_step=lambda: None)
+    asked = start.call_args.kwargs
+    assert asked["attention"].budgets == grow_budgets(table, 512, budget)
+    assert asked["is_rounded"] is (rounding is not None)
+    assert asked["prefill"].max_error == 4.5
 
 
+# Twice the length, 8,192 tokens, has half as many keys again, and up to two and a half times that.
 @pytest.mark.parametrize(
     ("plain_from", "long_from", "tried", "expected"),
     [
-        (0, 0, [512, -512], (512, 2 * LENGTH)),
-        (768, 0, [512, 768, -768], (768, 2 * LENGTH)),
-        (512, 768, [512, -512, 768, -768], (768, 2 * LENGTH)),
-        # What serves the shorter ones alone, by the fewest keys.
-        (768, 9999, [512, 768, -768, 1024, -1024], (768, LENGTH)),
-        (9999, 0, [512, 768, 1024], (1024, LENGTH)),
-        (0, None, [512, -512], (512, LENGTH)),  # no room for the long ones
+        (0, 0, [512, -768], [512, 768]),
+        (768, 0, [512, 768, -1152], [768, 1152]),
+        (512, 1000, [512, -768, -896, -1024], [512, 1024]),
+        (512, 1200, [512, -768, -896, -1024, -1152, -1280], [512, 1280]),
+        # What serves the shorter ones alone.
+        (512, 9999, [512, -768, -896, -1024, -1152, -1280], [512]),
+        (9999, 0, [512, 768, 1024], [1024]),
+        (0, None, [512, -768], [512]),  # no room for the long ones
     ],
 )
 def test_more_keys_are_tried_where_few_lose_too_much(
@@ -153,19 +164,22 @@ def test_more_keys_are_tried_where_few_lose_too_much(
     plain_from: int,
     long_from: int | None,
     tried: list[int],
-    expected: tuple[int, int],
+    expected: list[int],
 ) -> None:
-    windows, long = {"prose": [zeros(LENGTH)]}, {"pairs": [zeros(2 * LENGTH)]}
+    windows, long = {"prose": [zeros(4096)]}, {"pairs": [zeros(8192)]}
     measured, steps = [], []
 
     class Meter:
-        def __init__(self, llm: LLM, table: BudgetTable, windows: Windows) -> None:
+        def __init__(
+            self, llm: LLM, table: BudgetTable, windows: Windows, base: int | None = None
+        ) -> None:
             ((self.kind, (window,)),) = windows.items()
             self.length = len(window)
+            assert base == (None if self.length == 4096 else expected[0])
 
         def measure(self, budget: int, *, on_step: Callable[[], None]) -> PrefillQuality:
-            measured.append(budget if self.length == LENGTH else -budget)
-            harmless_from = plain_from if self.length == LENGTH else long_from
+            measured.append(budget if self.length == 4096 else -budget)
+            harmless_from = plain_from if self.length == 4096 else long_from
             if harmless_from is None:
                 raise ResourceError("two sessions do not fit")
             on_step()
@@ -181,16 +195,37 @@ def test_more_keys_are_tried_where_few_lose_too_much(
     table = replace(
         harmless_table(llm.config, 512), losses={256: 0.6, 512: 0.4, 768: 0.1, 1024: 0.0}
     )
-    quality = find_prefill(llm, table, windows, long, on_step=lambda: steps.append(1))
-    assert quality is not None
-    assert (measured, (quality.budget, quality.length)) == (tried, expected)
-    assert quality.is_harmless == (plain_from <= 1024)
-    assert len(steps) == count_prefill_steps(windows, long, 4) == 16
+    found = find_prefill(llm, table, windows, long, on_step=lambda: steps.append(1))
+    assert (measured, [each.budget for each in found]) == (tried, expected)
+    assert [each.length for each in found] == [4096, 8192][: len(expected)]
+    assert found[0].is_harmless == (plain_from <= 1024)
+    assert len(steps) == count_prefill_steps(windows, long, 4) == 4 + 5 * 3
+
+
+def test_budgets_that_are_not_worth_it_are_not_tried(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 4,096 tokens, where dense prompts read 2,048 keys in the mean."""
+    quality = PrefillQuality(
+        budget=1024, length=2048, loss={"pairs": 0.0}, loss_error={"pairs": 0.1}, kl={"pairs": 0.0}
+    )
+    bad = replace(quality, budget=1152, length=4096, kl={"pairs": 1.0})
+    find = Mock(side_effect=[quality, bad] * 2)
+    monkeypatch.setattr(prefill_calibration, "_find_least", find)
+    windows, long = {"pairs": [zeros(2048)]}, {"pairs": [zeros(4096)]}
+    table = replace(harmless_table(llm.config, 1024), length=2048)
+    assert find_prefill(llm, table, windows, long, on_step=lambda: None) == (quality,)
+    (_, least), (_, tried) = (call.args for call in find.call_args_list)
+    assert least == [1024]
+    assert tried == [1024, 1216, 1344]  # of up to 1,664
+    monkeypatch.setattr(prefill_calibration, "_WORTHWHILE", 0.1)
+    assert find_prefill(llm, table, windows, long, on_step=lambda: None) == (quality,)
+    assert find.call_count == 3
 
 
 def test_nothing_is_measured_where_every_budget_loses_too_much(llm: LLM) -> None:
     table = replace(harmless_table(llm.config, 512), losses={512: 0.7})
-    assert find_prefill(llm, table, {}, {}, on_step=lambda: None) is None
+    assert find_prefill(llm, table, {}, {}, on_step=lambda: None) == ()
 
 
 def test_a_calibration_measures_prompts(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,10 +240,10 @@ def test_a_calibration_measures_prompts(llm: LLM, monkeypatch: pytest.MonkeyPatc
         decode=False,
         on_progress=lambda *report: reports.append(report),
     )
-    assert table.prefill is not None and table.prefill.budget == 768
-    assert table.prefill.kl.keys() == FEW.keys()
+    assert table.prefill[0].budget == 768
+    assert table.prefill[0].kl.keys() == FEW.keys()
     _, done, total = reports[-1]
     assert done == total - 3  # the losses, which were not measured
     # What nobody asked for costs nobody a table.
     monkeypatch.setattr(calibration_windows, "make_window", Mock(side_effect=UsageError("few")))
-    assert calibrate(llm, texts, length=LENGTH, decode=False).prefill is None
+    assert calibrate(llm, texts, length=LENGTH, decode=False).prefill == ()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeh2o import LLM, HeadwiseConfig, UsageError
-from edgeh2o.attention import head_budgets
+from edgeh2o.attention import budget_points
 from edgeh2o.attention.budget_table import write_table
 from edgeh2o.evaluation import throughput
 from edgeh2o.evaluation.ablation import evaluate_ablation
@@ -159,7 +159,7 @@ def test_a_budget_that_was_chosen_is_named(
     tiny_model: TinyModelFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That of the prompts, which is larger for long ones."""
-    monkeypatch.setattr(head_budgets, "SHOWN_LENGTH", 256)
+    monkeypatch.setattr(budget_points, "SHOWN_LENGTH", 256)
     with LLM(tiny_model(tensor_type="Q8_0", context_length=1024)) as llm:
         table = table_of_model(
             llm.config,
