@@ -200,7 +200,7 @@ class PrefillConfig:
         help="most error of a layer's sparse attention relative to its output, measured on a "
         "sample of queries; four times as much in the last third of the layers, where it does not "
         "show in the predictions. Heads by which it would be exceeded read everything (default, if "
-        "the attention chooses its own budget: 4.5 with the packaged table, and with those of "
+        "the attention chooses its own budget: 4.5 with the packaged tables, and with those of "
         "`edgeh2o calibrate` by which prompts lose nothing, 1 otherwise; else it is only shown)",
         metavar="PERCENT",
     )

@@ -175,6 +175,25 @@ def test_a_table_that_cannot_be_read(tmp_path: Path) -> None:
         write_table(TABLE, tmp_path / "missing.json" / ("x" * 300))
 
 
+@pytest.mark.parametrize(
+    ("fingerprint", "points"),
+    [
+        ("033526a135499773639407b17479d51b", ((4096, 1024), (8192, 1536))),
+        ("a27e6c5d850473174e98420806e2e112", ((4096, 1024), (8192, 2304))),
+    ],
+    ids=["SmolLM2-135M-Instruct", "Qwen2.5-Coder-0.5B-Instruct"],
+)
+def test_packaged_tables_were_shown_to_lose_nothing(
+    fingerprint: str, points: tuple[tuple[int, int], ...], request: pytest.FixtureRequest
+) -> None:
+    packaged = find_table(fingerprint)
+    assert packaged is not None and packaged[1] == "package"
+    table = packaged[0]
+    assert table.model in request.node.name and table.texts and table.shown == table.prefill
+    assert tuple((each.length, each.budget) for each in table.shown) == points
+    assert table.decode is not None and table.decode.is_harmless
+
+
 def test_the_cache_comes_before_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
