@@ -54,10 +54,12 @@ def _python_blocks() -> Iterator[object]:
 
 
 def _commands() -> Iterator[str]:
-    """Each ``edgeh2o`` command of the shell examples, without redirections."""
+    """Each ``edgeh2o`` command of shell examples, without redirections, and of the text."""
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         for block in _blocks(str(path.relative_to(ROOT)), "bash"):
             yield from re.findall(r"(?:^|\| |&& |bin/)(edgeh2o [^|>\n]*)", block, re.MULTILINE)
+        text = path.read_text(encoding="utf-8")
+        yield from re.findall(r"`(edgeh2o \w+ model\.gguf[^`\n]*)`", text)
 
 
 @pytest.mark.parametrize("code", list(_python_blocks()))
