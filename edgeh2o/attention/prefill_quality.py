@@ -17,8 +17,9 @@ from .divergences import read_divergences
 # what its windows can tell.
 DEFAULT_MAX_LOSS = 0.5
 _SURE_ERRORS = 2
-# Highest mean KL divergence from a dense prefill, in nats. SmolLM2-135M with 1,024 keys of
-# KV heads, which loses 0.6 % at most: 3.3e-3 and 5.6e-3; Qwen2.5-Coder-0.5B where pairs lose 4.5 %: 18e-3.
+# Highest mean KL divergence from a dense prefill, in nats. SmolLM2-135M with 1,024 keys of its KV
+# heads, which loses 0.6 % at most: 3.3e-3 and 5.6e-3; Qwen2.5-Coder-0.5B where pairs lose 4.5 %:
+# 18e-3.
 PLAIN_LIMIT = 4e-3
 LOOK_UP_LIMIT = 8e-3
 
