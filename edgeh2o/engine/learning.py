@@ -55,7 +55,7 @@ def measure_profile(
     from .profile import profile_prompt, profile_shape
 
     shape = profile_shape(plan.threads)
-    sizes = plan.reading_all().session_sizes(shape, model.estimate_session_bytes)
+    sizes = plan.reading_all().host_sizes(shape, model.estimate_session_bytes)
     require_fit(shape.max_context, sizes, find_room(plan.threads))
     return profile_prompt(model, token_ids, threads=plan.threads)
 

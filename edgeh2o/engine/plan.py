@@ -364,7 +364,7 @@ class RunPlan:
         if draft_session is not None:
             estimate = with_draft(estimate, draft_session)
         plan = self.for_length(self.least_context)
-        sizes = plan.session_sizes(self.shape(self.least_context), estimate)
+        sizes = plan.host_sizes(self.shape(self.least_context), estimate)
         require_fit(self.least_context, sizes, room, weight_bytes=weight_bytes)
         trained = self.config.context_length
         if (self.context_size or 0) > trained:
@@ -422,12 +422,14 @@ class RunPlan:
         context = shape.max_context
         is_checked = self.context_size is not None and context == self.least_context
         room = find_room(self.threads, is_checked=is_checked) + freed_bytes
-        require_fit(context, self.session_sizes(shape, model.estimate_session_bytes), room)
+        require_fit(context, self.host_sizes(shape, model.estimate_session_bytes), room)
+
+    def host_sizes(self, shape: SessionShape, estimate: SessionEstimate) -> SessionSizes:
+        """As ``session_sizes``, of the host's memory alone."""
+        return self.session_sizes(shape, of_host(estimate) if self.has_device_memory else estimate)
 
     def session_sizes(self, shape: SessionShape, estimate: SessionEstimate) -> SessionSizes:
-        """What sessions of ``shape`` take of the host, those of other lengths by their budgets."""
-        if self.has_device_memory:
-            estimate = of_host(estimate)
+        """What sessions of ``shape`` take, those of other lengths by their budgets."""
 
         def sizes(context: int) -> Mapping[str, int]:
             plan = self if context == shape.max_context else self.for_length(context)
