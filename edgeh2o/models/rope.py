@@ -111,6 +111,11 @@ def inverse_frequencies(
     )
 
 
+def yarn_growth(factor: float, multiplier: float = 1.0) -> float:
+    """``1 + 0.1 m ln(factor)``: what YaRN multiplies rotated queries and keys with."""
+    return 1.0 + 0.1 * multiplier * math.log(max(factor, 1.0))
+
+
 def attention_factor(scaling: RopeScaling) -> float:
     """Factor of the rotated queries and keys.
 
@@ -118,15 +123,15 @@ def attention_factor(scaling: RopeScaling) -> float:
     """
     if scaling.kind != "yarn" or scaling.scales_logits:
         return scaling.attention_factor
-    growth = 0.1 * math.log(max(scaling.factor, 1.0))
-    return (1.0 + growth) / (1.0 + scaling.log_multiplier * growth) * scaling.attention_factor
+    own = yarn_growth(scaling.factor) / yarn_growth(scaling.factor, scaling.log_multiplier)
+    return own * scaling.attention_factor
 
 
 def logit_factor(scaling: RopeScaling) -> float:
     """Factor of attention logits: ``(1 + 0.1 m ln(factor)) ** 2`` with a log multiplier m."""
     if scaling.kind != "yarn" or not scaling.scales_logits:
         return 1.0
-    return (1.0 + 0.1 * scaling.log_multiplier * math.log(max(scaling.factor, 1.0))) ** 2
+    return yarn_growth(scaling.factor, scaling.log_multiplier) ** 2
 
 
 def check_logit_scaling(scaling: RopeScaling) -> str | None:

@@ -9,7 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import FormatError
-from ..rope import YARN_BETA_FAST, YARN_BETA_SLOW, RopeScaling, inverse_frequencies
+from ..rope import (
+    YARN_BETA_FAST,
+    YARN_BETA_SLOW,
+    RopeScaling,
+    inverse_frequencies,
+    yarn_growth,
+)
 from ..spec import find_architecture
 from .family import TransformersFamily
 from .settings import Settings
@@ -140,12 +146,7 @@ def _read_yarn(
             words.keys[f"rope.scaling.yarn_{key}"] = value
     given = scaling.number("attention_factor", default=None)
     if given is not None:  # in place of YaRN's own, which GGUF multiplies with
-        words.keys["rope.scaling.attn_factor"] = given / _growth(factor)
-
-
-def _growth(factor: float, multiplier: float = 1.0) -> float:
-    """YaRN's factor of rotated queries and keys."""
-    return 1.0 + 0.1 * multiplier * math.log(max(factor, 1.0))
+        words.keys["rope.scaling.attn_factor"] = given / yarn_growth(factor)
 
 
 def _multiply_yarn(words: RopeWords, scaling: Settings) -> None:
@@ -153,8 +154,8 @@ def _multiply_yarn(words: RopeWords, scaling: Settings) -> None:
     one, all_dims = (scaling.number(key, default=0.0) for key in ("mscale", "mscale_all_dim"))
     if one and all_dims and scaling.take("attention_factor") is None:
         factor = float(words.keys["rope.scaling.factor"])
-        growth = _growth(factor, one) / _growth(factor, all_dims)
-        words.keys["rope.scaling.attn_factor"] = growth / _growth(factor)
+        growth = yarn_growth(factor, one) / yarn_growth(factor, all_dims)
+        words.keys["rope.scaling.attn_factor"] = growth / yarn_growth(factor)
 
 
 def _tabulate_yarn(words: RopeWords, rotary_dim: int) -> None:
@@ -172,7 +173,7 @@ def _tabulate_yarn(words: RopeWords, rotary_dim: int) -> None:
     plain = inverse_frequencies(rotary_dim, base)
     stretched = inverse_frequencies(rotary_dim, base, scaling)
     words.tables[FACTORS_NAME] = _pack([a / b for a, b in zip(plain, stretched, strict=True)])
-    growth = float(keys.get("rope.scaling.attn_factor", 1.0)) * _growth(factor)
+    growth = float(keys.get("rope.scaling.attn_factor", 1.0)) * yarn_growth(factor)
     words.keys = {name: value for name, value in keys.items() if "scaling" not in name}
     words.keys["rope.scaling.attn_factor"] = growth
 
