@@ -48,11 +48,15 @@ def is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def check_flag(owner: Any, name: str) -> None:
-    """Raises UsageError unless the field ``name`` is True or False: "no" would count as yes."""
-    value = getattr(owner, name)
+def require_flag(name: str, value: object) -> None:
+    """Raises UsageError unless ``value`` is True or False: "no" would count as yes."""
     if not isinstance(value, bool):
-        raise UsageError(f"{label(owner, name)} must be true or false, got {value!r:.80}")
+        raise UsageError(f"{name} must be true or false, got {value!r:.80}")
+
+
+def check_flag(owner: Any, name: str) -> None:
+    """Raises UsageError unless the field ``name`` is True or False."""
+    require_flag(label(owner, name), getattr(owner, name))
 
 
 def check_int(owner: Any, name: str, low: int, high: int = MAX_CONTEXT, cure: str = "") -> None:

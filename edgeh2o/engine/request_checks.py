@@ -33,13 +33,6 @@ def check_settings(sampling: SamplingParams, runtime: RuntimeConfig) -> None:
     )
 
 
-def check_switches(**switches: object) -> None:
-    """Raises UsageError for one that is neither True nor False: "no" would count as yes."""
-    for name, value in switches.items():
-        if not isinstance(value, bool):
-            raise UsageError(f"{name} must be True or False, got {value!r:.80}")
-
-
 def check_request(
     plan: RunPlan, context: int, sampling: SamplingParams, model: LoadedModel, *, has_draft: bool
 ) -> None:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from ..attention.kept_profiles import keep_profile, merge_profiles
 from ..config import EVICT_WHEN_FULL, SamplingParams
 from ..errors import FormatError, ResourceError, UsageError
+from ..option_fields import require_flag
 from ..runners.base import Runner, RunnerState, n_evicted
 from .access import ExclusiveAccess, GenerationStream
 from .generate import Generation
 from .learning import Learner, describe_knowledge, may_learn, measure_profile
 from .prompt_cache import PromptCache, Start
-from .request_checks import check_request, check_switches
+from .request_checks import check_request
 from .transcript import Transcript
 
 if TYPE_CHECKING:
@@ -114,7 +115,8 @@ class Session:
         sampling = SamplingParams() if sampling is None else sampling
         if not isinstance(sampling, SamplingParams):
             raise UsageError(f"sampling must be SamplingParams(...), got {sampling!r:.80}")
-        check_switches(logprobs=logprobs, keep_cache=keep_cache)
+        require_flag("logprobs", logprobs)
+        require_flag("keep_cache", keep_cache)
         sampling = sampling if sampling.seed is not None else replace(sampling, seed=self._seed)
         prompt = opening()
         token_ids = prompt.encode(self.transcript if keep_cache else None)
