@@ -87,7 +87,13 @@ class Model:
         cols: int,
         row_order: Buffer | None = None,
     ) -> None: ...
-    def finish(self) -> None: ...
+    def finish(self) -> None:
+        """Once every tensor is set. ValueError where one is missing."""
+
+    @property
+    def balances_keys(self) -> bool:
+        """Whether caches hold keys in other sizes than the projections make them."""
+
     def dequantize(self, name: str) -> NDArray[np.float32]:
         """A weight tensor by its GGUF name, [rows, cols]. ValueError for one that is not set."""
 

@@ -52,10 +52,9 @@ def attention_precision(name: str, *, has_key_bias: bool = False, may_round: boo
     from . import _core
 
     if name == "auto":
-        if has_key_bias:
-            return "f32"
-        is_rounded = may_round and "int8" in _core.attention_precisions()
-        return "int8" if is_rounded else _core.best_attention_precision()
+        if may_round and "int8" in _core.attention_precisions():
+            return "int8"
+        return "f32" if has_key_bias else _core.best_attention_precision()
     if name not in _core.attention_precisions():
         raise UsageError(
             f"attention_precision (--attention-precision) {name}: the instruction set {active()} "

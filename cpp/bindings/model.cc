@@ -340,7 +340,9 @@ void bind_model(py::module_& module) {
       .def("set_tensor", &set_tensor, py::arg("name"), py::arg("data"), py::arg("type"), py::arg("rows"),
            py::arg("cols"), py::arg("row_order") = py::none())
       .def("dequantize", &dequantize, py::arg("name"))
-      .def("finish", [](Decoder& decoder) { decoder.weights().check_complete(); })
+      .def("finish", [](Decoder& decoder) { decoder.weights().finish(); })
+      .def_property_readonly("balances_keys",
+                             [](Decoder& decoder) { return decoder.weights().balances_keys(); })
       .def_property_readonly("config", &Decoder::config)
       .def_property_readonly("isa", [](Decoder& decoder) { return decoder.weights().table().name; })
       .def_property_readonly("weight_bytes", [](Decoder& decoder) { return decoder.weights().n_bytes(); });

@@ -4,7 +4,9 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "base/parallel.h"
 #include "kernels/streams.h"
+#include "model/key_balance.h"
 
 namespace edgeh2o {
 
@@ -318,6 +320,17 @@ std::vector<float> Weights::dequantize(const std::string& name, size_t* rows, si
     slot.matrix->dequantize_row(values.data() + row * slot.cols, row);
   }
   return values;
+}
+
+void Weights::finish() {
+  check_complete();
+  parallel_for(layers_.size(),
+               [&](size_t i, size_t) { layers_[i].key_balance = balance_keys(config_, i, layers_[i]); });
+}
+
+bool Weights::balances_keys() const {
+  return std::any_of(layers_.begin(), layers_.end(),
+                     [](const LayerWeights& layer) { return !layer.key_balance.empty(); });
 }
 
 void Weights::check_complete(const std::function<bool(const Slot&)>& is_filled) const {

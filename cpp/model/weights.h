@@ -29,6 +29,7 @@ struct LayerWeights {
   // [gate_dim + q_dim], the gate first, [k_dim], [v_dim], [model_dim] outputs.
   Linear attn_q, attn_k, attn_v, attn_output;
   std::vector<float> attn_qkv_bias;  // of the first three, in place of their own; or empty
+  std::vector<float> key_balance;    // [q_dim + k_dim] factors (model/key_balance.h), or empty
   // Of latent attention: the vectors that queries are made of, [q_rank] outputs, and the row that is cached,
   // [row_dim]; attn_q makes [n_heads * head_dim] of the former or of the input.
   Linear attn_q_a, attn_kv_a;
@@ -106,6 +107,11 @@ class Weights {
   // Throws std::invalid_argument that lists the required tensors that are missing: those that are not filled
   // here, or for which is_filled, if it is given, says so.
   void check_complete(const std::function<bool(const Slot&)>& is_filled = {}) const;
+
+  // Once everything is set: check_complete, and what follows from the weights.
+  void finish();
+  // Whether keys are cached in other sizes than the projections make them.
+  bool balances_keys() const;
 
   // The tensor `name` as floats, row by row; its shape goes to rows and cols. Throws std::invalid_argument
   // for an unknown name and a tensor that was not set.

@@ -157,6 +157,13 @@ void rope_rows(const KernelTable& table, MatView<float> rows, const float* cos, 
   });
 }
 
+void scale_columns(MatView<float> rows, Span<const float> factors) {
+  parallel_for(rows.rows, [&](size_t i, size_t) {
+    float* row = rows.row(i);
+    for (size_t column = 0; column < rows.cols; ++column) row[column] *= factors.data[column];
+  });
+}
+
 void scale_by_position(const KernelTable& table, MatView<float> rows, size_t first_position, float scale,
                        size_t period) {
   parallel_for(rows.rows, [&](size_t i, size_t) {

@@ -82,6 +82,9 @@ void fill_rope_table(float* cos, float* sin, size_t first_position, size_t n_pos
 void rope_rows(const KernelTable& table, MatView<float> rows, const float* cos, const float* sin,
                size_t head_dim, size_t n_pairs);
 
+// Every column times its factor [rows.cols].
+void scale_columns(MatView<float> rows, Span<const float> factors);
+
 // Row i, at position first_position + i, times 1 + scale * ln(1 + floor(position / period)): queries far
 // beyond the first training get sharper logits.
 void scale_by_position(const KernelTable& table, MatView<float> rows, size_t first_position, float scale,

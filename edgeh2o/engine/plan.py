@@ -151,10 +151,14 @@ class RunPlan:
 
     def fingerprint(self, model: DescribedModel) -> Mapping[str, Any]:
         """What a session file must agree with: the model and, budgets included, how it is run."""
-        rope = self.rope.to_dict()
+        rope, config = self.rope.to_dict(), self.config
+        is_native = isinstance(config, DecoderConfig) and not self.is_on_gpu
+        # Such keys are cached in other sizes than on a GPU: cpp/model/key_balance.h.
+        is_balanced = is_native and config.has_key_bias
         return {
             "model": model.fingerprint,
             **({"rope": rope} if rope else {}),
+            **({"keys": "balanced"} if is_balanced else {}),
             "attention": self.attention.to_dict(),
             "chunk_size": self.chunk_size,
             "cache_type": self.cache_type,

@@ -26,14 +26,18 @@ class AttentionPrecisions:
     @classmethod
     def of(cls, config: ModelConfig, runtime: RuntimeConfig, device: str) -> AttentionPrecisions:
         """Those of a model on this machine. Raises UsageError for one that it has not."""
-        is_latent = isinstance(config, DecoderConfig) and config.latent is not None
+        # Biases make a few dimensions of keys large, which 8 bits hold badly: the decoder of the
+        # CPU evens them out (cpp/model/key_balance.h), what an ONNX graph computes stays as it is.
+        is_native = isinstance(config, DecoderConfig)
+        is_latent = is_native and config.latent is not None
+        is_uneven = config.has_key_bias and not is_native
         exact, rounded = (
             instruction_sets.attention_precision(
                 runtime.attention_precision,
                 has_key_bias=config.has_key_bias,
                 may_round=may_round,
             )
-            for may_round in (False, device == "cpu" and not is_latent)
+            for may_round in (False, device == "cpu" and not is_latent and not is_uneven)
         )
         return cls(exact, rounded)
 

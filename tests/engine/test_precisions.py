@@ -114,12 +114,21 @@ def test_a_strict_guard_would_take_rounding_for_missing_keys(by_table: TableOf) 
 
 
 def test_where_it_has_not_been_measured(by_table: TableOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys with biases; and a GPU has products of its own."""
+    """Keys with biases of other than our decoder; and a GPU has products of its own."""
     attention = by_table(HARMLESS)
     assert precision(attention, config=replace(CONFIG, has_key_bias=True)) == "f32"
     assert precision(attention, device="cuda:0") == "bf16"
     monkeypatch.setattr(_core, "attention_precisions", lambda: ["f32"])
     assert precision(attention) == "bf16"
+
+
+def test_keys_with_biases(by_table: TableOf, tiny_model: TinyModelFactory) -> None:
+    """They are f32 where they are not rounded: bf16 holds them badly."""
+    with LLM(tiny_model(architecture="qwen2")) as llm:
+        config = llm.config
+    assert config.has_key_bias
+    assert precision(by_table(HARMLESS, config), config=config) == "int8"
+    assert precision(by_table(HARMFUL, config), config=config) == "f32"
 
 
 def test_what_pays_is_told_by_what_is_multiplied(

@@ -241,6 +241,27 @@ def test_another_model_is_refused(tiny_model: TinyModelFactory, file: Path) -> N
         llm.load_session(file)
 
 
+def test_keys_that_were_not_evened_out_are_refused(
+    tiny_model: TinyModelFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of versions before, and of a GPU: this one's queries would not fit them."""
+    path, biased = tmp_path / "s.session", tiny_model(architecture="qwen2")
+    full = plan.RunPlan.fingerprint
+    with monkeypatch.context() as patch, _load(biased) as llm:
+        patch.setattr(
+            plan.RunPlan,
+            "fingerprint",
+            lambda *args: {k: v for k, v in full(*args).items() if k != "keys"},
+        )
+        llm.generate(TEXT, GREEDY, keep_cache=True)
+        llm.save_session(path)
+    with (
+        _load(biased) as llm,
+        pytest.raises(UsageError, match='made with keys null; this run has "balanced"'),
+    ):
+        llm.load_session(path)
+
+
 def test_another_context_serves_if_the_tokens_fit(model: Path, file: Path) -> None:
     with _load(model, context_size=64) as llm:
         llm.load_session(file)

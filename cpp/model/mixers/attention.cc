@@ -67,6 +67,9 @@ void project_qkv(const LayerCall& call, MatView<float> x, size_t first_row, cons
   rope_rows(table, {qkv.q.data, n, rotated_cols, stride}, rope.cos + row, rope.sin + row, spec.heads.key_dim,
             n_pairs);
   if (spec.qk_norm_after_rope) norm_qk(call, qkv);
+  if (!w.key_balance.empty()) {
+    scale_columns({qkv.q.data, n, rotated_cols, stride}, {w.key_balance.data(), w.key_balance.size()});
+  }
   if (has_own_kv && !w.attn_v_norm.empty()) {
     rms_norm_groups(table, qkv.v, {w.attn_v_norm.data(), w.attn_v_norm.size()}, call.config.norm_eps);
   }
