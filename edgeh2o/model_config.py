@@ -100,7 +100,8 @@ class LayerConfig:
     standard deviations above its mean goes into the activation; None: all of it. With an
     ``index_top_k`` a query reads so many tokens: those that score best by an indexer of
     ``index_heads`` queries and one key of ``index_key_dim`` numbers per token, or, without any,
-    what the layer before has read.
+    what the layer before has read. A layer that ``has_large_keys``, by their biases, takes no
+    products in 8 bits.
     """
 
     n_heads: int
@@ -126,6 +127,7 @@ class LayerConfig:
     index_heads: int = 0
     index_key_dim: int = 0
     index_top_k: int = 0
+    has_large_keys: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,9 +18,14 @@ constexpr size_t kSampleStep = 2;
 // short.
 constexpr size_t kLaterSamples = 4;
 
-AttentionShape attention_shape(const AttentionHeads& heads, const SequenceShape& shape) {
-  const AttentionShape result{heads,           shape.max_context, shape.batch_size, shape.chunk_size,
-                              shape.precision, shape.evicts};
+AttentionShape attention_shape(const LayerKeeps& layer, const SequenceShape& shape) {
+  const bool stays_exact = layer.has_large_keys && shape.precision == AttentionPrecision::kInt8;
+  const AttentionShape result{layer.heads,
+                              shape.max_context,
+                              shape.batch_size,
+                              shape.chunk_size,
+                              stays_exact ? AttentionPrecision::kF32 : shape.precision,
+                              shape.evicts};
   result.check();
   return result;
 }
@@ -48,7 +53,7 @@ std::vector<AttentionPlan> make_plans(const KernelTable& table, const std::vecto
   for (size_t i = 0; i < layers.size(); ++i) {
     const AttentionHeads& heads = layers[i].heads;
     if (heads.is_none()) continue;
-    attention_shape(heads, shape);
+    attention_shape(layers[i], shape);
     EH2O_CHECK(heads.kv_distance <= i, "layer ", i, " reads keys and values of ", heads.kv_distance,
                " layers before it");
     const AttentionHeads& source = layers[i - heads.kv_distance].heads;
@@ -66,12 +71,13 @@ std::vector<AttentionPlan> make_plans(const KernelTable& table, const std::vecto
   std::vector<AttentionPlan> plans;
   for (const LayerKeeps& layer : layers) {
     const AttentionHeads& heads = layer.heads;
+    AttentionShape attention;
+    if (!heads.is_none()) attention = attention_shape(layer, shape);
     const auto found = std::find_if(plans.begin(), plans.end(), [&](const AttentionPlan& plan) {
-      return are_equal(plan.shape.heads, heads);
+      return are_equal(plan.shape.heads, heads) && plan.shape.precision == attention.precision;
     });
     if (plan_of_layer) plan_of_layer->push_back(static_cast<size_t>(found - plans.begin()));
     if (found == plans.end() && !heads.is_none()) {
-      AttentionShape attention = attention_shape(heads, shape);
       attention.splits_groups = policy.splits_groups();
       attention.sums_weights |= needs.n_sampled_queries > 0;
       plans.emplace_back(table, attention, needs);

@@ -26,6 +26,7 @@ from .hyperparameters import (
     Hyperparameters,
     read_hyperparameters,
 )
+from .key_biases import mark_key_biases
 from .latent import LatentRule
 from .latent_tensors import ALL_TENSORS, latent_tensors
 from .refusals import refuse_unread
@@ -231,12 +232,9 @@ def read_model(
             _make_config(gguf, spec, shape),
             **_depth_scales(spec, shape),
             **_read_scales(gguf.metadata, spec),
-            has_key_bias=any(
-                item.name.endswith(("attn_k.bias", "attn_qkv.bias")) for item in bindings
-            ),
             fingerprint=fingerprint_weights(gguf),
         )
-        return config, bindings
+        return mark_key_biases(config, gguf, bindings), bindings
     except FormatError as error:
         raise FormatError(f"{gguf.path}: {error}") from None
 
