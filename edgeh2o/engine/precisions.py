@@ -28,16 +28,17 @@ class AttentionPrecisions:
         """Those of a model on this machine. Raises UsageError for one that it has not."""
         # Biases make a few dimensions of keys large, which 8 bits hold badly: the decoder of the
         # CPU evens them out (cpp/model/key_balance.h), what an ONNX graph computes stays as it is.
-        is_native = isinstance(config, DecoderConfig)
-        is_latent = is_native and config.latent is not None
-        is_uneven = config.has_key_bias and not is_native
+        if isinstance(config, DecoderConfig):
+            is_fit = config.latent is None
+        else:
+            is_fit = not config.has_key_bias
         exact, rounded = (
             instruction_sets.attention_precision(
                 runtime.attention_precision,
                 has_key_bias=config.has_key_bias,
                 may_round=may_round,
             )
-            for may_round in (False, device == "cpu" and not is_latent and not is_uneven)
+            for may_round in (False, device == "cpu" and is_fit)
         )
         return cls(exact, rounded)
 

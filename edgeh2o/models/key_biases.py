@@ -60,7 +60,7 @@ def _largest_logit(
         k = _read(gguf, biases[names["k"]])
     else:
         return 0.0
-    turns = np.array(config.rope_inv_freq) * (layer.has_rope * BLOCK_KEYS / 2 / np.pi)
+    turns = np.array(config.rope_inv_freq[: dim // 2]) * (layer.has_rope * BLOCK_KEYS / 2 / np.pi)
     left = np.zeros(dim)
     left[: 2 * len(turns)] = np.tile(1 - np.sinc(turns) ** 2, 2)
     of_queries = np.square(q).reshape(n_kv_heads, -1, dim).sum(axis=2).mean(axis=1)
