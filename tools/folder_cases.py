@@ -233,6 +233,7 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     # The row of a padding token would be set to 0.
     "youtu": ("youtu", {**_LATENT, "q_lora_rank": 20, "pad_token_id": None}),
+    "plm": ("plm", {**_LATENT, "q_lora_rank": None, "pad_token_id": None, "hidden_act": "relu2"}),
     "hunyuan_v1_dense": (
         "hunyuan_v1_dense",
         {

@@ -30,6 +30,9 @@ def record(case: str) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+    from tools import plm_reference
+
+    plm_reference.register()
     name, options = CASES[case]
     is_of_images = "vision_config" in options
     make = AutoModelForImageTextToText if is_of_images else AutoModelForCausalLM

@@ -215,6 +215,14 @@ class SparseAttentionConfig(ABC):
         return self
 
     @property
+    def chooses_in_decode(self) -> bool:
+        """Whether every generated token chooses what it reads, whatever the model and its length.
+
+        An eviction would change what there is to choose from.
+        """
+        return False
+
+    @property
     def may_round_products(self) -> bool:
         """Whether what ``resolved`` gave may multiply in 8 bits, if no precision is asked for."""
         return False

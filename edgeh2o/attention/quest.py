@@ -55,5 +55,9 @@ class QuestConfig(SparseAttentionConfig):
             page_size=self.page_size, tokens=self.tokens, dense_layers=self.dense_layers
         )
 
+    @property
+    def chooses_in_decode(self) -> bool:
+        return True
+
     def decoding_densely(self) -> SparseAttentionConfig:
         return DenseConfig()

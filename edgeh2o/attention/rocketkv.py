@@ -69,5 +69,9 @@ class RocketKvConfig(SparseAttentionConfig):
             topr=self.topr,
         )
 
+    @property
+    def chooses_in_decode(self) -> bool:
+        return True
+
     def decoding_densely(self) -> SparseAttentionConfig:
         return DenseConfig()

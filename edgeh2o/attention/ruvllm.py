@@ -64,5 +64,9 @@ class RuvllmConfig(SparseAttentionConfig):
             in_decode=not self.dense_decode,
         )
 
+    @property
+    def chooses_in_decode(self) -> bool:
+        return not self.dense_decode
+
     def decoding_densely(self) -> SparseAttentionConfig:
         return replace(self, dense_decode=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
@@ -65,6 +66,12 @@ def read_attention(args: argparse.Namespace) -> SparseAttentionConfig:
     settings = {"algorithm": chosen}
     if from_file.get("algorithm") == chosen:
         settings |= from_file
+    elif from_file:
+        warnings.warn(
+            f"--attention {chosen} takes the place of the settings of {from_file['algorithm']} in "
+            f"{args.attention_config}",
+            stacklevel=1,
+        )
     attention = make_sparse_attention(settings | given.get(str(chosen), {}))
     if isinstance(attention, H2OConfig) and attention.local + attention.heavy == 0:
         return DenseConfig()

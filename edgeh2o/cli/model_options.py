@@ -130,7 +130,7 @@ def check_together(sampling: SamplingParams, options: ModelOptions) -> None:
     if sampling.context_full != STOP_WHEN_FULL:  # else there are none, and nothing to import
         from ..engine.request_checks import check_settings
 
-        check_settings(sampling, options.runtime)
+        check_settings(sampling, options.runtime, options.attention)
 
 
 @contextmanager

@@ -11,11 +11,14 @@ from .full_context import check_eviction, check_length, no_eviction
 from .speculation import refuse_drafts
 
 if TYPE_CHECKING:
+    from ..attention.base import SparseAttentionConfig
     from .models import LoadedModel
     from .plan import RunPlan
 
 
-def check_settings(sampling: SamplingParams, runtime: RuntimeConfig) -> None:
+def check_settings(
+    sampling: SamplingParams, runtime: RuntimeConfig, attention: SparseAttentionConfig
+) -> None:
     """Raises UsageError for what no model answers by; a model may refuse more (check_request)."""
     if runtime.context_size:
         check_length(runtime.context_size, sampling.context_full)
@@ -23,6 +26,11 @@ def check_settings(sampling: SamplingParams, runtime: RuntimeConfig) -> None:
         return
     if runtime.device.startswith("cuda"):
         raise no_eviction()
+    if attention.chooses_in_decode:
+        raise UsageError(
+            f"{attention.algorithm} says what generated tokens read, which an eviction of "
+            "--context-full evict would change; use --context-full shift, or --attention dense"
+        )
     if (runtime.cache_type_k or runtime.cache_type) == "q8_0":
         raise UsageError(
             "keys of cache type q8_0 would be rounded anew at every eviction of --context-full "

@@ -59,7 +59,8 @@ def test_settings_from_a_file(tmp_path: Path) -> None:
     assert read("--attention-config", str(path)) == H2OConfig(local=8, score="mean")
     flags = ["--attention-config", str(path), "--h2o-local", "9"]
     assert read(*flags) == H2OConfig(local=9, score="mean")
-    assert read("--attention-config", str(path), "--attention", "dense") == DenseConfig()
+    with pytest.warns(UserWarning, match="--attention dense takes the place of .* h2o in"):
+        assert read("--attention-config", str(path), "--attention", "dense") == DenseConfig()
 
 
 @pytest.mark.parametrize(

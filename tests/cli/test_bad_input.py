@@ -69,6 +69,10 @@ BAD_OPTIONS = [
     (["--context-full", "evict", "--draft", MODEL], "(--draft) does not go with --context-full"),
     (["--context-full", "evict", "-ctk", "q8_0"], "keys of cache type q8_0"),
     (["--context-full", "evict", "--device", "cuda"], "use --context-full shift"),
+    *(
+        (["--context-full", "evict", "--attention", rule], f"{rule} says what generated tokens")
+        for rule in ("quest", "rocketkv", "ruvllm")
+    ),
     (["--chat", "--chat-template", "/"], "give a text file to --chat-template"),
 ]
 

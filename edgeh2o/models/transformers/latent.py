@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import FormatError
 from ...formats.metadata import StoredNumbers
-from .family import BASE, EXPERTS, GATED, TransformersFamily
+from .family import BASE, EXPERTS, GATED, NO_WINDOWS, UNGATED, TransformersFamily
 from .settings import Settings
 from .sources import Source, Sources
 
@@ -52,6 +52,7 @@ _LATENT: Mapping[str, Sources] = {
     ),
     "blk.{layer}.attn_v_b.weight": Source(name=_KV_B, stacked="n_heads", rows=_values_of_head),
 }
+_UNGATED_LATENT = {name: _LATENT[name] for name in _LATENT if name not in GATED or name in UNGATED}
 _MIXTURE: Mapping[str, Sources] = {
     **EXPERTS,
     "blk.{layer}.exp_probs_b.bias": Source(name=_PREFIX + "mlp.gate.e_score_correction_bias"),
@@ -181,7 +182,8 @@ def _read_glm_dsa(settings: Settings, keys: dict[str, Any]) -> None:
     keys["attention.indexer.types"] = StoredNumbers(types, "?")
 
 
-def _read_minicpm3(settings: Settings, keys: dict[str, Any]) -> None:
+def _read_lengths(settings: Settings, keys: dict[str, Any]) -> None:
+    """The sizes of heads as they are computed with, whatever is cached."""
     _, nope, rope, value = _read_latent(settings, keys)
     keys |= {"attention.key_length": nope + rope, "attention.value_length": value}
 
@@ -268,6 +270,16 @@ LATENT: Mapping[str, TransformersFamily] = {
             "dim_model_base": (256,),
             "rope_interleave": (False, None),
         },
-        read_more=_read_minicpm3,
+        read_more=_read_lengths,
+    ),
+    "plm": TransformersFamily(
+        architecture="plm",
+        tensors=_UNGATED_LATENT,
+        activations=("relu2",),
+        has_half_split_rows=False,
+        ties_by_default=True,
+        defaults={"rope_theta": 100000.0},
+        values={"rope_interleave": (True, None), **NO_WINDOWS},
+        read_more=_read_lengths,
     ),
 }
