@@ -1,8 +1,9 @@
 """Finds the short convolutions of an ONNX decoder (LFM2), each with the two gates around it.
 
 CausalConvWithState keeps the last inputs of a convolution from call to call. Between
-``Transpose - Split - Mul`` before it and ``Mul - Transpose`` behind it, that is a layer's mixer;
-anything else around it is refused by name.
+``Transpose - Split - Mul`` before it and ``Mul - Transpose`` behind it, that is a layer's mixer.
+onnxruntime may have moved the first Transpose behind the Mul, and fused the last one with the
+product that reads it. Anything else around it is refused by name.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class ConvolutionSite:
     """A short convolution between two gates, which ends with ``node``.
 
     ``source`` names [1, n, 3 * dim], in every row b, c and y side by side. ``output`` [1, n, dim]
-    is c times the causal convolution of b * y with ``weights`` [dim, 1, n_taps]. ``past`` is its
-    cache.
+    (or [1, dim, n], if ``is_channel_major``) is c times the causal convolution of b * y with
+    ``weights`` [dim, 1, n_taps]. ``past`` is its cache.
     """
 
     node: Node
@@ -32,6 +33,7 @@ class ConvolutionSite:
     past: str
     dim: int
     n_taps: int
+    is_channel_major: bool
 
     @property
     def output(self) -> str:
@@ -85,28 +87,52 @@ def _read(graph: OnnxGraph, node: Node) -> ConvolutionSite:
     dim, _, n_taps = tensor.shape
     if not (dim >= 1 and 2 <= n_taps <= MAX_CONV_TAPS):
         raise _refusal(node, f"its weights are [{dim}, 1, {n_taps}]")
-    first = _only_producer(graph, node, gated, "Mul")
     second = _only_reader(graph, node, node.output[0], "Mul")
     (c,) = [name for name in second.input if name != node.output[0]] or [""]
+    readers = graph.consumers(second.output[0])
+    is_channel_major = [each.op_type for each in readers] != ["Transpose"]
+    behind = second
+    if not is_channel_major:
+        behind = _only_reader(graph, node, second.output[0], "Transpose")
+        _check_exchange(node, behind)
+    before = graph.producers.get(gated)
+    is_moved = before is not None and before.op_type == "Transpose"
+    if is_moved:
+        gated, c = (_before_exchange(graph, node, value) for value in (gated, c))
+    first = _only_producer(graph, node, gated, "Mul")
     split = _only_producer(graph, node, c, "Split")
     parts = list(split.output)
     if len(parts) != 3 or c != parts[1] or sorted(first.input) != sorted([parts[0], parts[2]]):
         raise _refusal(node, "its gates are not the parts of one projection")
     for name in (parts[0], parts[2]):
         _only_producer(graph, node, name, "Split")
-    if not _splits_channels(graph, split, dim):
+    if not _splits_channels(graph, split, dim, (2, -1) if is_moved else (1, -2)):
         raise _refusal(node, f"{describe_node(split)} does not part {3 * dim} channels in three")
-    before = _only_producer(graph, node, split.input[0], "Transpose")
-    behind = _only_reader(graph, node, second.output[0], "Transpose")
-    for each in (before, behind):
-        if list(attributes(each).get("perm", ())) != [0, 2, 1]:
-            raise _refusal(node, f"{describe_node(each)} does not exchange channels and tokens")
+    source = split.input[0] if is_moved else _before_exchange(graph, node, split.input[0])
     return ConvolutionSite(
-        node=behind, source=before.input[0], weights=weights, past=past, dim=dim, n_taps=n_taps
+        node=behind,
+        source=source,
+        weights=weights,
+        past=past,
+        dim=dim,
+        n_taps=n_taps,
+        is_channel_major=is_channel_major,
     )
 
 
-def _splits_channels(graph: OnnxGraph, split: Node, dim: int) -> bool:
+def _before_exchange(graph: OnnxGraph, node: Node, value: str) -> str:
+    """What ``value`` is with channels and tokens exchanged."""
+    found = _only_producer(graph, node, value, "Transpose")
+    _check_exchange(node, found)
+    return found.input[0]
+
+
+def _check_exchange(node: Node, transpose: Node) -> None:
+    if list(attributes(transpose).get("perm", ())) != [0, 2, 1]:
+        raise _refusal(node, f"{describe_node(transpose)} does not exchange channels and tokens")
+
+
+def _splits_channels(graph: OnnxGraph, split: Node, dim: int, axes: tuple[int, int]) -> bool:
     values = attributes(split)
     sizes = values.get("split")
     name = input_names(split, 2)[1]
@@ -114,7 +140,7 @@ def _splits_channels(graph: OnnxGraph, split: Node, dim: int) -> bool:
         constant = graph.constant(name)
         sizes = None if constant is None else constant.array().tolist()
     # Parts of no given sizes are equal; the row as a whole is checked when it is tried out.
-    return values.get("axis", 0) in (1, -2) and (sizes is None or list(sizes) == [dim] * 3)
+    return values.get("axis", 0) in axes and (sizes is None or list(sizes) == [dim] * 3)
 
 
 def _only_producer(graph: OnnxGraph, node: Node, value: str, op_type: str) -> Node:

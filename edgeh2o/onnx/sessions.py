@@ -177,6 +177,8 @@ class SegmentFactory:
         steps: list[tuple[str, dict[str, Any]]] = []
         if isinstance(site, AttentionSite) and "o" in site.head_major:
             steps += [("Reshape", {}), ("Transpose", {"perm": [0, 2, 1, 3]})]
+        if isinstance(site, ConvolutionSite) and site.is_channel_major:
+            steps.append(("Transpose", {"perm": [0, 2, 1]}))
         if self._is_half(site):
             steps.append(("Cast", {"to": FLOAT16}))
         if not steps:
@@ -194,6 +196,8 @@ class SegmentFactory:
         return nodes
 
     def _is_half(self, site: Site) -> bool:
+        if isinstance(site, AttentionSite) and site.gives_half is not None:
+            return site.gives_half
         graph = self._cut.graph
         past = site.past_key if isinstance(site, AttentionSite) else site.past
         if past in graph.inputs:

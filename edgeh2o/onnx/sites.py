@@ -59,7 +59,8 @@ class AttentionSite:
     head_dim] of those that ``head_major`` lists as letters of "qkvo". An empty ``k`` and ``v`` mean
     that ``q`` holds all three, one after the other in every row. ``sinks`` name logits [heads] that
     take a part of every softmax. Sizes are None where the node does not give them. Of one that
-    ``is_composed`` of several nodes ``node`` is the last.
+    ``is_composed`` of several nodes ``node`` is the last, and ``gives_half`` says whether its
+    output is float16; of others that is the type of the cache.
     """
 
     node: Node
@@ -77,6 +78,7 @@ class AttentionSite:
     past_key: str = ""
     past_value: str = ""
     is_composed: bool = False
+    gives_half: bool | None = None
     # Values that must be what a causal decoder makes them, and what that is.
     masks: tuple[tuple[str, str], ...] = ()
 

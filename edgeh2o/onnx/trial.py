@@ -40,6 +40,7 @@ class _Found:
     scale: float
     soft_cap: float
     window: int
+    gives_half: bool
 
 
 def prove_composed(
@@ -63,7 +64,13 @@ def prove_composed(
                 )
                 known[key] = _Trial(graph, region, site, sizes, longest).find()
             found = known[key]
-            site = replace(site, scale=found.scale, soft_cap=found.soft_cap, window=found.window)
+            site = replace(
+                site,
+                scale=found.scale,
+                soft_cap=found.soft_cap,
+                window=found.window,
+                gives_half=found.gives_half,
+            )
         proved.append(site)
     return proved
 
@@ -106,6 +113,8 @@ class _Trial:
         self._rng = np.random.default_rng(0)
         self._region = region
         self._session = self._start(graph)
+        (output,) = self._session.get_outputs()
+        self._gives_half = numpy_type(output) == np.float16
         self._numbers = sorted(_numbers(graph, region))
         self._has_cap = any(node.op_type == "Tanh" for node in region.nodes) or bool(
             attributes(site.node).get("softcap")
@@ -120,7 +129,7 @@ class _Trial:
         scale = min(near, key=lambda c: abs(c - fitted), default=fitted)
         caps = [c for c in self._numbers if c > 1] if self._has_cap else [0.0]
         for cap in caps:
-            found = _Found(float(scale), float(cap), window)
+            found = _Found(float(scale), float(cap), window, self._gives_half)
             if self._agrees(found):
                 return found
         raise refusal(self._site, "it does not give what attention gives")
@@ -247,8 +256,17 @@ class _Trial:
         return split
 
     def _start(self, graph: OnnxGraph) -> onnxruntime.InferenceSession:
+        """Where onnxruntime has optimised a graph in float16, queries are left in float32."""
+        try:
+            return self._load(graph, self._kind)
+        except FormatError:
+            if self._kind == FLOAT:
+                raise
+        return self._load(graph, FLOAT)
+
+    def _load(self, graph: OnnxGraph, kind_of_queries: int) -> onnxruntime.InferenceSession:
         site, region = self._site, self._region
-        kinds = dict.fromkeys((site.q, site.k, site.v), self._kind)
+        kinds = {site.q: kind_of_queries} | dict.fromkeys((site.k, site.v), self._kind)
         kinds |= dict.fromkeys(region.embedded, FLOAT)
         for name in region.inputs:
             info = graph.inputs.get(name)
