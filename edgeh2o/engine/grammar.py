@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
 from ..errors import UsageError, is_shortage
+from .gbnf import lark_of_gbnf
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +32,8 @@ _LIMITS: dict[str, Any] = {
     "max_lexer_states": 50_000,
     "max_grammar_size": 200_000,
 }
+# Every character is a word there, and a mask follows all tokens of a vocabulary: 20 ms.
+_GBNF_ITEMS = 400_000
 # With these an object's properties are listed elsewhere too.
 _COMPOSITIONS = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties", "if")
 # What the library calls an answer that no token can go on with.
@@ -156,11 +159,12 @@ class GrammarCompiler:
                 text = matcher_class.grammar_from_regex(grammar.text)
             else:
                 is_gbnf = grammar.kind == "gbnf"
-                lark = _lark_of_gbnf(grammar.text) if is_gbnf else grammar.text
+                lark = lark_of_gbnf(grammar.text) if is_gbnf else grammar.text
                 text = matcher_class.grammar_from_lark(lark)
         except ValueError as error:
             raise _refuse(grammar, str(error)) from None
-        limits = llguidance.LLParserLimits(**_LIMITS)
+        more = {"step_max_items": _GBNF_ITEMS} if grammar.kind == "gbnf" else {}
+        limits = llguidance.LLParserLimits(**(_LIMITS | more))
         matcher = matcher_class(self._prepared, text, log_level=0, limits=limits)
         if matcher.is_error():
             raise _refuse(grammar, matcher.get_error())
@@ -344,16 +348,6 @@ def _close_objects(schema: object) -> object:
     if "properties" in closed and closed.keys().isdisjoint(_COMPOSITIONS):
         closed.setdefault("additionalProperties", False)
     return closed
-
-
-def _lark_of_gbnf(text: str) -> str:
-    """Raises ValueError for a grammar that is wrong."""
-    from llguidance.gbnf_to_lark import gbnf_to_lark
-
-    try:
-        return str(gbnf_to_lark(text))
-    except Exception as error:  # its own kind, and what its parser stumbles over
-        raise ValueError(str(error) or "it is nested too deep") from None
 
 
 def _refuse(grammar: Grammar, reason: str) -> UsageError:
