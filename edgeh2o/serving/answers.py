@@ -162,9 +162,9 @@ class AnswerEngine:
         n_question = count_question(prompt, request.messages)
         text = prompt.transcript.prompt if prompt.transcript is not None else ""
         choice = request.tool_choice
-        names = [tool.name for tool in request.tools if choice.name in (None, tool.name)]
+        tools = [tool for tool in request.tools if choice.name in (None, tool.name)]
         parser = AnswerParser(
-            names if choice.mode != "none" else [],
+            {tool.name: tool.parameters for tool in tools} if choice.mode != "none" else {},
             is_call=choice.is_forced,
             is_plain=request.kind == "text",
             is_thinking=text.rstrip().endswith(THINKING_BEGINS),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from .tagged_calls import FUNCTION_ENDS, Schemas, may_become_tagged_call, parse_tagged_call
 from .tools import CALL_BEGINS, CALL_ENDS, ToolCall, may_become_call, parse_calls, parse_cut_call
 
 THINKING_BEGINS, THINKING_ENDS = "<think>", "</think>"
@@ -27,20 +27,22 @@ class Segment:
 class AnswerParser:
     """Takes the pieces of an answer and gives segments as soon as they are certain.
 
-    ``tool_names`` are what may be called; with ``is_call`` the whole answer is one call.
+    ``schemas`` are what may be called: JSON schemas of parameters by the names of functions. With
+    ``is_call`` the whole answer is one call.
     ``is_thinking`` says that the prompt has begun the reasoning already, ``is_plain`` that the
     answer is text whatever it holds.
     """
 
     def __init__(
         self,
-        tool_names: Sequence[str] = (),
+        schemas: Schemas | None = None,
         *,
         is_call: bool = False,
         is_plain: bool = False,
         is_thinking: bool = False,
     ) -> None:
-        self._names = tuple(tool_names)
+        self._schemas = schemas or {}
+        self._names = tuple(self._schemas)
         self._is_call = is_call
         self._held = ""
         self._drops_newlines = False  # those between two parts
@@ -62,21 +64,43 @@ class AnswerParser:
         """
         held, self._held = self._held, ""
         if self._is_call or self._state in ("json", "call"):
-            if calls := parse_calls(held, self._names):
+            if calls := self._parse(held, is_cut=is_cut):
                 return [Segment("call", call=call) for call in calls]
             if self._is_call or is_cut:
                 begun = held if self._is_call else held.lstrip().removeprefix("[")
-                cut = parse_cut_call(begun, self._names)
-                if cut is None and self._is_call and len(self._names) == 1:
-                    cut = ToolCall(self._names[0], "")  # only one is possible
+                cut = self._parse_cut(begun)
                 if cut is not None:
                     return [Segment("call", call=cut, is_cut=True)]
-                if self._is_call or may_become_call(begun, self._names):
+                if self._may_become_call(begun):
                     return []
             prefix = CALL_BEGINS if self._state == "call" else ""
             return [Segment("text", prefix + held)] if held else []
         kind: Literal["text", "reasoning"] = "reasoning" if self._state == "thinking" else "text"
         return [Segment(kind, held)] if held else []
+
+    def _parse(self, text: str, *, is_cut: bool = False) -> list[ToolCall] | None:
+        calls = parse_calls(text, self._names)
+        # Only some say themselves where they end.
+        is_whole = not is_cut or text.rstrip().endswith(FUNCTION_ENDS)
+        if calls or self._state != "call" or not is_whole:
+            return calls
+        tagged = parse_tagged_call(text, self._schemas)
+        return None if tagged is None else [tagged]
+
+    def _parse_cut(self, text: str) -> ToolCall | None:
+        cut = parse_cut_call(text, self._names)
+        if cut is None and self._is_call and len(self._names) == 1:
+            return ToolCall(self._names[0], "")  # only one is possible
+        if cut is None and self._state == "call":
+            return parse_tagged_call(text, self._schemas, is_cut=True)
+        return cut
+
+    def _may_become_call(self, text: str) -> bool:
+        return (
+            self._is_call
+            or may_become_call(text, self._names)
+            or (self._state == "call" and may_become_tagged_call(text, self._schemas))
+        )
 
     def _step(self, segments: list[Segment]) -> bool:
         """One step; whether there may be another."""
@@ -132,7 +156,7 @@ class AnswerParser:
         inside, found, rest = self._held.partition(CALL_ENDS)
         if not found:
             return False
-        calls = parse_calls(inside, self._names)
+        calls = self._parse(inside)
         if calls:
             segments += [Segment("call", call=call) for call in calls]
         else:

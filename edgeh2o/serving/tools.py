@@ -199,11 +199,15 @@ def parse_calls(text: str, names: Sequence[str]) -> list[ToolCall] | None:
                 arguments = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
             else:
                 return None
-            arguments = _SURROGATE.sub("\N{REPLACEMENT CHARACTER}", arguments)
-            calls.append(ToolCall(item["name"], arguments))
+            calls.append(ToolCall(item["name"], whole_characters(arguments)))
     except (ValueError, RecursionError):
         return None
     return calls or None
+
+
+def whole_characters(text: str) -> str:
+    """``text`` with U+FFFD for halves of characters."""
+    return _SURROGATE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def _refuse_constant(name: str) -> None:

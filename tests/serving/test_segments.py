@@ -25,6 +25,19 @@ from edgeh2o.serving.tools import (
 from tests.tiny_models import TinyModelFactory
 
 CALL = '{"name": "add", "arguments": {"a": 1}}'
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "add": {
+        "properties": {
+            "a": {"type": "integer"},
+            "text": {"type": "string"},
+            "flag": {"type": ["boolean", "null"]},
+            "more": {"anyOf": [{"type": "object"}, {"type": "array"}]},
+            "name": {"type": ["string", "null"]},
+            "unit": {"enum": ["1", "2"]},
+        }
+    }
+}
+BOTH = {**SCHEMAS, "multiply": {}}
 ANSWERS = {
     "hello": [("text", "hello")],
     "<think>hm</think>\n\nyes": [("reasoning", "hm"), ("text", "yes")],
@@ -43,7 +56,7 @@ ANSWERS = {
 
 
 def segments_of(answer: str, cuts: list[int], **options: Any) -> list[tuple[str, str]]:
-    parser = AnswerParser(("add",), **options)
+    parser = AnswerParser(SCHEMAS, **options)
     edges = [0, *sorted(min(cut, len(answer)) for cut in cuts), len(answer)]
     found = [s for a, b in itertools.pairwise(edges) for s in parser.push(answer[a:b])]
     joined: list[tuple[str, str]] = []
@@ -92,8 +105,7 @@ BEGUN = {
 @pytest.mark.parametrize("text", BEGUN)
 def test_a_call_that_is_cut_is_a_call(text: str) -> None:
     """What clients make of an answer that ends by max_tokens: a part of the arguments."""
-    names = ("add", "multiply")
-    parser = AnswerParser(names, is_call=True)
+    parser = AnswerParser(BOTH, is_call=True)
     assert parser.push(text) == []
     expected = BEGUN[text]
     found = parser.finish(is_cut=True)
@@ -102,7 +114,7 @@ def test_a_call_that_is_cut_is_a_call(text: str) -> None:
     else:
         assert found == [Segment("call", call=ToolCall("add", expected), is_cut=True)]
     # Where it can be but one function, its name is known from the start.
-    alone = AnswerParser(("add",), is_call=True)
+    alone = AnswerParser(SCHEMAS, is_call=True)
     alone.push(text)
     if '"sub"' not in text:
         expected = expected or ""
@@ -112,7 +124,7 @@ def test_a_call_that_is_cut_is_a_call(text: str) -> None:
 @pytest.mark.parametrize("begin", ["<tool_call>", "<tool_call>\n", "", "[", "see\n<tool_call>"])
 @pytest.mark.parametrize("text", BEGUN)
 def test_a_call_of_the_models_own_that_is_cut_is_no_text(text: str, begin: str) -> None:
-    parser = AnswerParser(("add", "multiply"))
+    parser = AnswerParser(BOTH)
     shown = [s.text for s in [*parser.push(begin + text)] if s.call is None]
     found = parser.finish(is_cut=True)
     expected = BEGUN[text]
@@ -127,10 +139,10 @@ def test_a_call_of_the_models_own_that_is_cut_is_no_text(text: str, begin: str) 
 
 def test_other_texts_that_are_cut_stay() -> None:
     for text in ('{"not": "a call", "b', "<tool_call>nonsense", "[1, 2", "a < b <tool"):
-        parser = AnswerParser(("add",))
+        parser = AnswerParser(SCHEMAS)
         found = [*parser.push(text), *parser.finish(is_cut=True)]
         assert "".join(segment.text for segment in found) == text
-    parser = AnswerParser(("add",))
+    parser = AnswerParser(SCHEMAS)
     parser.push(f"[{CALL}, {CALL[:20]}")
     assert parser.finish(is_cut=True)[0].call == ToolCall("add", '{"a": 1}')
 
@@ -243,3 +255,98 @@ def test_references_in_parameters_begin_at_the_parameters(tiny_model: TinyModelF
             for offered in ([tool], tools):
                 assert accepts(llm, offered, tool.name, GOOD[tool.name]), tool.name
                 assert not accepts(llm, offered, tool.name, BAD[tool.name]), tool.name
+
+
+# What Qwen 3.5 and GLM 4.5 write between the tags, and the arguments.
+TAGGED = {
+    "\n<function=add>\n<parameter=a>\n12\n</parameter>\n</function>\n": {"a": 12},
+    "<function=add></function>": {},
+    "\n<function=add>\n<parameter=text>\n 5\nor 6 <b>\n\n</parameter>\n</function>\n": {
+        "text": " 5\nor 6 <b>\n"
+    },
+    "<function=add><parameter=flag>True</parameter><parameter=more>[1]</parameter></function>": {
+        "flag": True,
+        "more": [1],
+    },
+    "<function=add><parameter=unit>1</parameter><parameter=name>null</parameter></function>": {
+        "unit": "1",
+        "name": None,
+    },
+    "<function=add><parameter=a>many</parameter><parameter=x>{1</parameter></function>": {
+        "a": "many",
+        "x": "{1",
+    },
+    "<function=add><parameter=x>1e999</parameter><parameter=y>NaN</parameter></function>": {
+        "x": "1e999",
+        "y": "NaN",
+    },
+    "add\n<arg_key>a</arg_key>\n<arg_value>3</arg_value>\n": {"a": 3},
+    "add<arg_key>text</arg_key><arg_value>x</arg_value>"
+    "<arg_key>a</arg_key><arg_value>4</arg_value>": {
+        "text": "x",
+        "a": 4,
+    },
+    "add\n": {},
+}
+
+
+@pytest.mark.parametrize("text", TAGGED)
+@given(cuts=st.lists(st.integers(0, 100), max_size=4))
+def test_calls_with_arguments_between_tags(text: str, cuts: list[int]) -> None:
+    answer = f"<think>x</think>\n\nsee\n<tool_call>{text}</tool_call>"
+    assert segments_of(answer, cuts, is_thinking=False) == [
+        ("reasoning", "x"),
+        ("text", "see\n"),
+        ("call", "add"),
+    ]
+    parser = AnswerParser(SCHEMAS)
+    (call,) = [s.call for s in parser.push(f"<tool_call>{text}</tool_call>") if s.call]
+    assert json.loads(call.arguments) == TAGGED[text]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<function=rm></function>",
+        "<function=add>5</function>",
+        "<function=add><parameter=a>5</function>",
+        "<function=add></function> and more",
+        "add them",
+        "add <arg_key>a</arg_key>",
+    ],
+)
+def test_what_is_no_call_between_tags_is_text(text: str) -> None:
+    answer = f"<tool_call>{text}</tool_call>"
+    assert segments_of(answer, []) == [("text", answer)]
+
+
+def test_a_tagged_call_that_is_whole_may_lack_its_end_tag() -> None:
+    text = "<tool_call><function=add><parameter=a>1</parameter></function>\n"
+    for answer, is_cut in ((text, True), (text, False), ("<tool_call>add\n", False)):
+        parser = AnswerParser(SCHEMAS)
+        parser.push(answer)
+        (found,) = parser.finish(is_cut=is_cut)
+        assert found.call is not None and not found.is_cut
+        json.loads(found.call.arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("<function=add>", "{"),
+        ("<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=te", '{"a": 1'),
+        ("add<arg_key>a</arg_key><arg_value>1</arg_value><arg_", '{"a": 1'),
+        ("add", "{"),
+        ("add<arg_key>a</arg_key><arg_value>1</arg_value>", '{"a": 1'),
+        ("\n<function=ad", None),
+        ("ad", None),
+    ],
+)
+def test_a_tagged_call_that_is_cut_has_its_complete_arguments(
+    text: str, arguments: str | None
+) -> None:
+    parser = AnswerParser(SCHEMAS)
+    assert parser.push(f"<tool_call>{text}") == []
+    cut = None if arguments is None else ToolCall("add", arguments)
+    expected = [] if cut is None else [Segment("call", call=cut, is_cut=True)]
+    assert parser.finish(is_cut=True) == expected
