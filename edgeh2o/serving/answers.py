@@ -18,7 +18,7 @@ from .prefix_disk import PrefixDisk
 from .questions import count_question
 from .requests import GenerationRequest
 from .scheduler import CancelledError, Scheduler
-from .segments import THINKING_BEGINS, AnswerParser, Segment
+from .segments import THINKING_BEGINS, THINKING_ENDS, AnswerParser, Segment
 from .shared_runner import SharedRunner
 from .start_profile import profile_at_start
 from .tools import describe_tools, grammar_of_call, write_calls_as_text
@@ -167,7 +167,7 @@ class AnswerEngine:
             {tool.name: tool.parameters for tool in tools} if choice.mode != "none" else {},
             is_call=choice.is_forced,
             is_plain=request.kind == "text",
-            is_thinking=text.rstrip().endswith(THINKING_BEGINS),
+            is_thinking=text.rstrip().endswith(THINKING_BEGINS) and _may_end_thoughts(form),
         )
         sampling = request.sampling
         if grammar is not None:  # it says itself where an answer may end
@@ -246,6 +246,14 @@ class AnswerEngine:
         named = tuple((read(i) if i < vocab_size else b"", value) for i, value in top)
         is_text = bool(read(token_id, skip_special=True))
         return TokenRecord(read(token_id), logprob, named, is_text)
+
+
+def _may_end_thoughts(form: Grammar | None) -> bool:
+    """Whether an answer of that form may end the reasoning that its prompt began.
+
+    One that may not is no reasoning: the client waits for text of the form.
+    """
+    return form is None or (form.kind != "json_schema" and THINKING_ENDS in form.text)
 
 
 def usage_of(stats: GenerationStats) -> Mapping[str, Any]:
