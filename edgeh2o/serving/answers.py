@@ -18,7 +18,8 @@ from .prefix_disk import PrefixDisk
 from .questions import count_question
 from .requests import GenerationRequest
 from .scheduler import CancelledError, Scheduler
-from .segments import THINKING_BEGINS, THINKING_ENDS, AnswerParser, Segment
+from .segment import Segment
+from .segments import THINKING_BEGINS, THINKING_ENDS, AnswerParser
 from .shared_runner import SharedRunner
 from .start_profile import profile_at_start
 from .tools import describe_tools, grammar_of_call, write_calls_as_text

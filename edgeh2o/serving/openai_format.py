@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .answers import Finished, Piece, TokenRecord, usage_of
-from .segments import Segment
+from .segment import Segment
 
 Chunk = dict[str, Any]
 

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from .harmony import MESSAGE_BEGINS, HarmonyParser
+from .segment import Segment
 from .tagged_calls import FUNCTION_ENDS, Schemas, may_become_tagged_call, parse_tagged_call
 from .tools import CALL_BEGINS, CALL_ENDS, ToolCall, may_become_call, parse_calls, parse_cut_call
 
 THINKING_BEGINS, THINKING_ENDS = "<think>", "</think>"
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A piece of an answer; ``call`` is set for one of kind "call", ``text`` for the others.
-
-    The arguments of a call that ``is_cut`` are not complete.
-    """
-
-    kind: Literal["text", "reasoning", "call"]
-    text: str = ""
-    call: ToolCall | None = None
-    is_cut: bool = False
 
 
 class AnswerParser:
@@ -46,10 +34,13 @@ class AnswerParser:
         self._is_call = is_call
         self._held = ""
         self._drops_newlines = False  # those between two parts
+        self._harmony: HarmonyParser | None = None
         self._state = "text" if is_plain else "thinking" if is_thinking else "start"
 
     def push(self, piece: str) -> list[Segment]:
         """Adds a piece of the answer."""
+        if self._harmony is not None:
+            return self._harmony.push(piece)
         self._held += piece
         segments: list[Segment] = []
         while self._step(segments):
@@ -62,6 +53,8 @@ class AnswerParser:
         A call that had to be written, and one that was begun where the answer is cut, is a call
         with a part of its arguments, as OpenAI has it. Nothing is shown of one without its name.
         """
+        if self._harmony is not None:
+            return self._harmony.finish(is_cut=is_cut)
         held, self._held = self._held, ""
         if self._is_call or self._state in ("json", "call"):
             if calls := self._parse(held, is_cut=is_cut):
@@ -110,7 +103,7 @@ class AnswerParser:
             self._held = self._held.lstrip("\n")
             self._drops_newlines = not self._held
         if self._state == "start":
-            return self._begin()
+            return self._begin(segments)
         if self._state == "thinking":
             return self._pass_until(THINKING_ENDS, "reasoning", "text", segments)
         if self._state == "call":
@@ -122,14 +115,18 @@ class AnswerParser:
             self._held = ""
         return False
 
-    def _begin(self) -> bool:
+    def _begin(self, segments: list[Segment]) -> bool:
         """The first characters tell what it is."""
         text = self._held.lstrip()
+        if text.startswith(MESSAGE_BEGINS):
+            self._harmony = HarmonyParser(self._names)
+            segments += self._harmony.push(text)
+            return False
         if text.startswith(THINKING_BEGINS):
             self._held = text.removeprefix(THINKING_BEGINS)
             self._state = "thinking"
             return True
-        if not text or THINKING_BEGINS.startswith(text):
+        if not text or THINKING_BEGINS.startswith(text) or MESSAGE_BEGINS.startswith(text):
             return False
         if self._names and text.startswith(("{", "[")):
             self._state = "json"

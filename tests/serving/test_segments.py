@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from edgeh2o import LLM
 from edgeh2o.engine.grammar import constrain
-from edgeh2o.serving.segments import AnswerParser, Segment
+from edgeh2o.serving.segment import Segment
+from edgeh2o.serving.segments import AnswerParser
 from edgeh2o.serving.tools import (
     Tool,
     ToolCall,
