@@ -17,6 +17,9 @@ _NO_DRAFT = (
     "this command has no draft model, which serves one answer at a time: 'edgeh2o run' and "
     "'edgeh2o chat' have"
 )
+_NO_SAMPLER = "there is no such sampler; use --top-p, --min-p or --repeat-penalty"
+_PLACED = "threads run where the system puts them"
+_ZERO, _ONE = ("0", "0.0", "0.00"), ("1", "1.0", "1.00")
 
 
 class _Flag(NamedTuple):
@@ -75,6 +78,63 @@ _FLAGS = {
                 idle=(),
             ),
         ),
+        ("--jinja", _Flag("chat templates are always read by jinja2", idle=None)),
+        ("-cnv --conversation", _Flag("'edgeh2o chat' is a conversation", "", "--chat", idle=None)),
+        ("-st --single-turn", _Flag("'edgeh2o run' gives one answer", idle=None)),
+        ("--grammar-file", _Flag("", "value", "--grammar")),
+        ("--json-schema-file -jf", _Flag("", "value", "--json-schema")),
+        (
+            "-cb --cont-batching",
+            _Flag("requests always share passes over the weights", idle=None),
+        ),
+        ("-kvu --kv-unified", _Flag("every conversation has memory of its own", idle=None)),
+        (
+            "--metrics --props --slots --no-slots",
+            _Flag("'edgeh2o serve' always has /metrics and /props, and no /slots", idle=None),
+        ),
+        ("--no-webui --no-ui", _Flag("the page at / is always there", idle=None)),
+        ("--threads-http", _Flag("one thread answers connections", "value", idle=None)),
+        (
+            "--cache-reuse",
+            _Flag("what prompts have in common is always kept", "value", idle=None),
+        ),
+        (
+            "--reasoning-format",
+            _Flag("reasoning is reasoning_content", "value", idle=("auto", "deepseek")),
+        ),
+        (
+            "--reasoning-budget",
+            _Flag(
+                "reasoning is as long as it is; many templates leave it out by "
+                "--chat-template-kwargs '{\"enable_thinking\": false}'",
+                "value",
+                idle=("-1",),
+            ),
+        ),
+        (
+            "--keep",
+            _Flag(
+                "--context-full shift always keeps the beginning of a prompt", "value", idle=None
+            ),
+        ),
+        ("--simple-io --log-disable", _Flag("output is plain text", idle=None)),
+        ("--perf --no-perf", _Flag("--quiet leaves the statistics out", idle=None)),
+        ("--numa --prio --poll", _Flag(_PLACED, "value", idle=None)),
+        ("--typical --typical-p", _Flag(_NO_SAMPLER, "value", idle=_ONE)),
+        ("--top-nsigma --top-n-sigma", _Flag(_NO_SAMPLER, "value", idle=("-1", "-1.0"))),
+        (
+            "--mirostat --dry-multiplier --xtc-probability --dynatemp-range",
+            _Flag(_NO_SAMPLER, "value", idle=_ZERO),
+        ),
+        (
+            "--presence-penalty --frequency-penalty",
+            _Flag("requests to 'edgeh2o serve' have it; use --repeat-penalty", "value", idle=_ZERO),
+        ),
+        (
+            "--lora --lora-scaled --control-vector",
+            _Flag("adapters are not applied; merge it into the model before", "value"),
+        ),
+        ("-mm --mmproj", _Flag("models read text alone; leave it out", "value")),
         ("--prompt-cache", _Flag("", "value", "--session")),
         ("--prompt-cache-ro", _Flag("", "", "--session-read-only")),
     )

@@ -164,6 +164,46 @@ def test_flags_of_llama_cpp_without_effect_are_named(words: str) -> None:
     assert _parse("--no-warmup", verb="bench")[1] == []  # it has such a flag
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("--jinja", "-st", "-cb", "-kvu", "--metrics", "--no-webui", "--log-disable"),
+        *("--keep -1", "--numa distribute", "--reasoning-format auto", "--reasoning-budget -1"),
+        *("--mirostat 0", "--top-nsigma -1", "--typical 1.0", "--presence-penalty 0.0"),
+    ],
+)
+def test_flags_of_newer_commands_without_effect_are_named(words: str) -> None:
+    """Most were unknown; -st was taken for ``-s t``."""
+    for verb in ("run", "serve"):
+        args, (message,) = _parse(*words.split(), "-n", "3", verb=verb)
+        assert args.model == "M" and read_config(args, SamplingParams).max_tokens == 3
+        assert message.startswith(f"{words} has no effect: ")
+
+
+def test_flags_of_newer_commands_become_ours() -> None:
+    args, warned = _parse("-cnv", "--grammar-file", "g.gbnf")
+    assert (args.chat, args.grammar, warned) == (True, "g.gbnf", [])
+    assert _parse("-jf", "s.json")[0].json_schema == "s.json"
+    assert _parse("-cnv", verb="chat")[1] == [
+        "-cnv has no effect: 'edgeh2o chat' is a conversation"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("--mirostat 2", "use --top-p, --min-p or --repeat-penalty"),
+        ("--presence-penalty 1.5", "use --repeat-penalty"),
+        ("--reasoning-budget 0", "--chat-template-kwargs"),
+        ("--lora a.gguf", "merge it into the model before"),
+        ("--mmproj p.gguf", "models read text alone; leave it out"),
+    ],
+)
+def test_flags_of_newer_commands_are_refused_with_the_cure(words: str, part: str) -> None:
+    with pytest.raises(UsageError, match=f"^{words}: .*{part}"):
+        _parse(*words.split())
+
+
 def test_texts_that_look_like_flags_of_llama_cpp_stay() -> None:
     args, warned = _parse("-p", "-fa", "--stop", "-hf")
     assert (args.prompt, args.stop, warned) == ("-fa", ["-hf"], [])
