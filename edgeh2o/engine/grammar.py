@@ -106,6 +106,8 @@ class Grammar:
                 raise UsageError(f"the schema is not JSON: {error}") from None
         if not isinstance(schema, (Mapping, bool)):
             raise UsageError(f"a JSON schema is an object, got {type(schema).__name__}")
+        if isinstance(schema, bool):
+            schema = {} if schema else {"enum": []}  # as llguidance knows them
         _check_depth(schema)
         closed = _close_objects(_drop_notes(schema))
         if isinstance(closed, dict) and not is_strict:
@@ -346,8 +348,19 @@ def _close_objects(schema: object) -> object:
             inner = closed[name].items()
             closed[name] = {str(key): _close_objects(value) for key, value in inner}
     if "properties" in closed and closed.keys().isdisjoint(_COMPOSITIONS):
+        if "additionalProperties" not in closed:
+            closed["properties"] = _with_required(closed)
         closed.setdefault("additionalProperties", False)
     return closed
+
+
+def _with_required(schema: Mapping[str, Any]) -> object:
+    """The properties, with those that are required and not listed: they may be anything."""
+    listed, required = schema["properties"], schema.get("required")
+    if not isinstance(listed, Mapping) or not isinstance(required, (list, tuple)):
+        return listed
+    missing = [name for name in required if isinstance(name, str) and name not in listed]
+    return {**listed, **{name: {} for name in missing}}
 
 
 def _refuse(grammar: Grammar, reason: str) -> UsageError:

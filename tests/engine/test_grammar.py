@@ -75,6 +75,28 @@ def test_other_forms_hold_too(llm: LLM) -> None:
         )
 
 
+def test_a_property_that_is_required_and_not_listed_may_be_anything(llm: LLM) -> None:
+    """Sloppy schemas of tools have such; with all others closed off nothing satisfied them."""
+    schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a", "b"]}
+    for seed in range(5):
+        made = llm.generate("x", sampling(schema, seed))
+        if made.finish_reason != "length":
+            assert set(json.loads(made.text)) == {"a", "b"}
+    closed = {**schema, "additionalProperties": False}
+    with pytest.raises(UsageError, match="required property 'b' is unsatisfiable"):
+        llm.generate("x", sampling(closed))
+    json.loads(Grammar.of_schema({**schema, "required": [[1], 5]}).text)
+
+
+def test_a_schema_may_be_true_or_false(llm: LLM) -> None:
+    assert Grammar.of_schema(True) == Grammar.of_schema({})
+    made = llm.generate("x", sampling(True))
+    if made.finish_reason != "length":
+        json.loads(made.text)
+    with pytest.raises(UsageError, match="json_schema cannot be used: Unsatisfiable"):
+        llm.generate("x", sampling(False))
+
+
 def test_classes_of_pydantic_are_schemas() -> None:
     class Model:
         @staticmethod
@@ -138,7 +160,7 @@ def test_what_cannot_be_enforced_is_refused_or_ignored(llm: LLM, keywords: dict[
     kept = Grammar.of_schema(schema | {"x-guidance": {"lenient": False}}, is_strict=False)
     with pytest.raises(UsageError, match="cannot be used"):
         constrain(kept, llm.model.tokenizer, llm.config.vocab_size)
-    assert json.loads(Grammar.of_schema(True, is_strict=False).text) is True
+    constrain(Grammar.of_schema(True, is_strict=False), llm.model.tokenizer, llm.config.vocab_size)
 
 
 def test_large_forms_are_refused() -> None:
