@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from .bare_calls import begins_call, may_begin_call, parse_bare_calls
 from .harmony import MESSAGE_BEGINS, HarmonyParser
 from .segment import Segment
 from .tagged_calls import FUNCTION_ENDS, Schemas, may_become_tagged_call, parse_tagged_call
@@ -59,6 +60,9 @@ class AnswerParser:
         if self._is_call or self._state in ("json", "call"):
             if calls := self._parse(held, is_cut=is_cut):
                 return [Segment("call", call=call) for call in calls]
+            if self._state == "json" and (bare := parse_bare_calls(held, self._names)):
+                rest = [Segment("text", bare[1])] if bare[1] else []
+                return [Segment("call", call=call) for call in bare[0]] + rest
             if self._is_call or is_cut:
                 begun = held if self._is_call else held.lstrip().removeprefix("[")
                 cut = self._parse_cut(begun)
@@ -128,8 +132,10 @@ class AnswerParser:
             return True
         if not text or THINKING_BEGINS.startswith(text) or MESSAGE_BEGINS.startswith(text):
             return False
-        if self._names and text.startswith(("{", "[")):
+        if self._names and (text.startswith(("{", "[")) or begins_call(text, self._names)):
             self._state = "json"
+            return False
+        if may_begin_call(text, self._names):
             return False
         self._state = "text"
         return True
