@@ -42,6 +42,18 @@ _SCHEMA = {
     "required": ["a"],
 }
 _TOOL = {"type": "function", "function": {"name": "add", "description": "d", "parameters": _SCHEMA}}
+_ANSWERS = (
+    '<think>x</think>\n\n<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>',
+    "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+    "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+    "<|channel|>analysis<|message|>x<|end|><|start|>assistant<|channel|>commentary"
+    ' to=functions.add <|constrain|>json<|message|>{"a": 1}',
+    "[add(a=1, b=['x', \"y\"]), add(a=None)] and so",
+    'add{"a": 1}',
+)
+_GBNF = r"""root ::= "a" ("b"* | [^\x41-\u00e9]{2,3})? end # note
+end ::= "\n" | . root
+"""
 
 
 def make_seeds() -> Iterator[bytes]:
@@ -54,6 +66,10 @@ def make_seeds() -> Iterator[bytes]:
     yield _write(CHAT, say | {"tools": [_TOOL], "tool_choice": "required"})
     named = {"type": "function", "function": {"name": "add"}}
     yield _write(CHAT, say | {"tools": [_TOOL], "tool_choice": named})
+    for answer in _ANSWERS:
+        told = [{"role": "assistant", "content": answer}]
+        yield _write(CHAT, {"messages": told, "tools": [_TOOL]})
+    yield _write(CHAT, say | {"grammar": _GBNF})
     yield _write(CHAT, say | {"response_format": {"type": "json_object"}})
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": _SCHEMA}}
     yield _write(CHAT, say | {"response_format": form})
@@ -106,11 +122,13 @@ class RequestTarget:
             messages = describe_tools(write_calls_as_text(request.messages), request.tools)
             chat = self._template.render(messages, variables=request.template_variables)
             self._template.encode_rendered(chat)
-            names = [tool.name for tool in request.tools]
-            parser = AnswerParser(names, is_call=request.tool_choice.is_forced)
-            for piece in chat.plain_text[:2000]:  # texts of clients, as an answer may repeat them
-                parser.push(piece)
-            parser.finish()
+            schemas = {tool.name: tool.parameters for tool in request.tools}
+            # Texts of clients, as an answer may repeat them, from a message's beginning on.
+            for text in (chat.plain_text, *(m["content"] for m in request.messages)):
+                parser = AnswerParser(schemas, is_call=request.tool_choice.is_forced)
+                for piece in text[:2000]:
+                    parser.push(piece)
+                parser.finish(is_cut=len(text) % 2 == 0)
 
 
 def main() -> int:
