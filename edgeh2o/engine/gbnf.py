@@ -1,7 +1,7 @@
 """Grammars of llama.cpp (GBNF) as Lark grammars for llguidance.
 
-llguidance has a converter of its own, which makes words of what is regular, each as long as it can
-be: "x" ::= [a-z]+ "z" then has no text. Here every character is a word, as in llama.cpp.
+llguidance has a converter of its own, which makes words of regular rules, each as long as it can
+be: with ``x ::= [a-z]+`` no text has the form ``x "z"``. Here every character is a word.
 """
 
 from __future__ import annotations
