@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # bits take off. Qwen2.5-Coder-0.5B has 547 in its first layer and 18 at most in the others.
 LARGE_LOGIT = 64.0
 BLOCK_KEYS = 64  # kByteKeys of cpp/kernels/attention_tile.h
-_DTYPES = {"F32": "<f4", "F16": "<f2"}
+_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
 def mark_key_biases(
@@ -75,5 +75,8 @@ def _read(gguf: ModelTensors, binding: TensorBinding) -> NDArray[Any]:
     info = binding.info
     if info.type_name not in _DTYPES:
         return np.zeros(info.cols)
-    values = np.frombuffer(gguf.tensor_bytes(info), _DTYPES[info.type_name]).astype(np.float64)
+    values = np.frombuffer(gguf.tensor_bytes(info), _DTYPES[info.type_name])
+    if info.type_name == "BF16":
+        values = (values.astype("<u4") << 16).view("<f4")
+    values = values.astype(np.float64)
     return values if binding.row_order is None else values[np.asarray(binding.row_order)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import gguf
 import numpy as np
@@ -10,10 +12,15 @@ import pytest
 
 from edgeh2o import _core
 from edgeh2o.attention.dense import DenseConfig
-from edgeh2o.models.key_biases import BLOCK_KEYS, LARGE_LOGIT
+from edgeh2o.models.key_biases import BLOCK_KEYS, LARGE_LOGIT, mark_key_biases
+from edgeh2o.models.spec import read_model
 from edgeh2o.runners.base import SessionShape
 from edgeh2o.runners.native import NativeModelFile
 from tests.tiny_models import TinyModelFactory
+
+if TYPE_CHECKING:
+    from edgeh2o.formats.gguf_header import TensorInfo
+    from edgeh2o.formats.model_tensors import ModelTensors
 
 HEAD_DIM = 32
 
@@ -72,6 +79,28 @@ def test_one_vector_for_all_three(tiny_model: TinyModelFactory, tmp_path: Path) 
         source, tmp_path / "m.gguf", {tensor.name: np.full(tensor.data.shape, 60.0, "f4")}
     )
     assert marked(path) == [True, False]
+
+
+@pytest.mark.parametrize("type_name", ["F32", "F16", "BF16", "Q8_0"])
+def test_types_of_vectors(tiny_model: TinyModelFactory, type_name: str) -> None:
+    """Biases of other types, which files do not have, count as none."""
+
+    class Stored:
+        def tensor_bytes(self, info: TensorInfo) -> bytes:
+            values = np.full(info.cols, 60.0, "f4")
+            if info.type_name == "BF16":
+                return (values.view("u4") >> 16).astype("u2").tobytes()
+            return values.astype("f2" if info.type_name == "F16" else "f4").tobytes()
+
+    with NativeModelFile(tiny_model(architecture="qwen2", n_layers=2)) as file:
+        config, bindings = read_model(file._gguf)
+    bindings = [
+        replace(item, info=replace(item.info, type_name=type_name))
+        for item in bindings
+        if item.name.endswith(".bias")
+    ]
+    marked = mark_key_biases(config, cast("ModelTensors", Stored()), bindings)
+    assert [layer.has_large_keys for layer in marked.layers] == 2 * [type_name != "Q8_0"]
 
 
 def test_models_without(tiny_model: TinyModelFactory) -> None:
