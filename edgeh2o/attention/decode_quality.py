@@ -17,6 +17,11 @@ LOOK_UP_LIMIT = 6e-3
 PLAIN_KINDS = ("prose", "code", "dialogue")
 
 
+def kl_limit(kind: str) -> float:
+    """The highest mean KL divergence of a kind of text that goes unnoticed, in nats."""
+    return PLAIN_LIMIT if kind in PLAIN_KINDS else LOOK_UP_LIMIT
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeQuality:
     """Mean KL(dense || headwise) of decoded tokens, in nats, by kind of text.
@@ -32,10 +37,7 @@ class DecodeQuality:
     @property
     def is_harmless(self) -> bool:
         """Whether decode by the budget goes unnoticed on every kind of text."""
-        return all(
-            kl <= (PLAIN_LIMIT if kind in PLAIN_KINDS else LOOK_UP_LIMIT)
-            for kind, kl in self.kl.items()
-        )
+        return all(kl <= kl_limit(kind) for kind, kl in self.kl.items())
 
     def to_dict(self) -> dict[str, Any]:
         """Fit for JSON."""

@@ -26,7 +26,8 @@ HELP = "measure the memory that every head of a model needs"
 DESCRIPTION = (
     "Measure the error that every head makes with memory sets of several sizes, "
     "and write the table from which --budget and --max-loss take the budgets. `run` finds it "
-    "by itself for every quantisation of the same weights."
+    "by itself for every quantisation of the same weights. A calibration that was interrupted goes "
+    "on when it is started again."
 )
 
 
@@ -67,14 +68,23 @@ def execute(args: argparse.Namespace) -> int:
 
     from ..attention.budget_table import table_path, write_table
     from ..evaluation.calibration import calibrate
+    from ..evaluation.calibration_notes import NOTES_SUFFIX
 
     given = Path(args.output) if args.output else None
     check_writable(given or table_path("model"), "-o", makes_folders=True)
     if given is not None:
         _refuse_other_file(given)
     with open_model(options) as (llm, bars):
-        table = calibrate(llm, texts, length=args.length, decode=args.decode, on_progress=bars)
-    path = given or table_path(table.fingerprint)
+        path = table_path(llm.config.fingerprint)
+        table = calibrate(
+            llm,
+            texts,
+            length=args.length,
+            decode=args.decode,
+            on_progress=bars,
+            notes_path=path.with_name(f"{llm.config.fingerprint}{NOTES_SUFFIX}"),
+        )
+    path = given or path
     if not args.quiet:
         for budget, loss in sorted(table.losses.items()):
             print(f"--budget {budget:<5} perplexity loss {loss:+.2f} %")

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress, ProgressColumn, TaskID
 
 LINE_INTERVAL_S = 10.0
 _TITLES = {
@@ -18,6 +18,8 @@ _TITLES = {
     "quantise": "Writing the model",
 }
 _IN_BYTES = ("load", "quantise")
+# Their steps are no tokens, and there may be fewer of them than it first seems.
+_SEARCHES = ("calibrate",)
 
 
 class ProgressBars:
@@ -29,7 +31,7 @@ class ProgressBars:
     def __init__(self, *, is_shown: bool, in_lines: bool = False) -> None:
         self._is_shown = is_shown
         self._in_lines = in_lines
-        self._last_line_s = time.monotonic()
+        self._last_line_s = self._begin_s = time.monotonic()
         self._stage: str | None = None
         self._bars: Progress | None = None
         self._task: TaskID | None = None
@@ -38,15 +40,21 @@ class ProgressBars:
         if not self._is_shown:
             return
         if self._in_lines:
+            if stage != self._stage:
+                self._stage, self._begin_s = stage, time.monotonic()
             if time.monotonic() - self._last_line_s >= LINE_INTERVAL_S:
                 self._last_line_s = time.monotonic()
-                print(f"{_TITLES[stage]}: {done / max(1, total):.0%}", file=sys.stderr, flush=True)
+                line = f"{_TITLES[stage]}: {done / max(1, total):.0%}"
+                if stage in _SEARCHES and done:
+                    elapsed_s = self._last_line_s - self._begin_s
+                    line += f", at most {format_minutes(elapsed_s * (total - done) / done)} left"
+                print(line, file=sys.stderr, flush=True)
             return
         if stage != self._stage:
             self.close()
             self._open(stage, total)
         if self._bars is not None and self._task is not None:
-            self._bars.update(self._task, completed=done)
+            self._bars.update(self._task, completed=done, total=total)
 
     def _open(self, stage: str, total: int) -> None:
         from rich.console import Console
@@ -55,13 +63,16 @@ class ProgressBars:
             DownloadColumn,
             MofNCompleteColumn,
             Progress,
+            TaskProgressColumn,
             TextColumn,
             TimeRemainingColumn,
         )
 
-        counts = (
-            (DownloadColumn(),) if stage in _IN_BYTES else (MofNCompleteColumn(), _rate_column())
-        )
+        counts: tuple[ProgressColumn, ...] = (MofNCompleteColumn(), _rate_column())
+        if stage in _IN_BYTES:
+            counts = (DownloadColumn(),)
+        elif stage in _SEARCHES:
+            counts = (TaskProgressColumn(),)
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -83,7 +94,13 @@ class ProgressBars:
         self._stage = None
 
 
-def _rate_column() -> object:
+def format_minutes(seconds: float) -> str:
+    """As "5 min", or in hours where there are many."""
+    minutes = max(1, round(seconds / 60))
+    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def _rate_column() -> ProgressColumn:
     from rich.progress import ProgressColumn, Task
     from rich.text import Text
 

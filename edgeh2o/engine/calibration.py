@@ -32,6 +32,13 @@ LEVELS = (64, 128, 256, 448, 704, 1024)
 FIRST_QUERY = 1024
 
 Floats = NDArray[np.float32]
+# Of a prefill: (layer, residual, q, k, v, attended).
+OnAttention = Callable[..., None]
+
+
+def mean_past(first_query: int, n_tokens: int) -> float:
+    """Earlier tokens that the queries from ``first_query`` on have in the mean."""
+    return float(np.mean(np.arange(first_query, n_tokens)))
 
 
 def n_table_heads(config: ModelConfig) -> int:
@@ -59,7 +66,7 @@ def measure_head_errors(
     first_query: int = FIRST_QUERY,
     rule: HeadwiseConfig | None = None,
     chunk_size: int | None = None,
-    on_layer: Callable[[int, int], None] | None = None,
+    read: Callable[[OnAttention], object] | None = None,
 ) -> HeadErrors:
     """Errors of ``tokens`` [n] with each level's budget in every head, if the model shows them.
 
@@ -67,21 +74,12 @@ def measure_head_errors(
     queries i >= ``first_query``, with x the residual stream before the layer and Wo_h the
     columns of the output projection that read the head, or a KV head's group. ``first_query`` must
     be below n; ``threads`` of the CPU share the work, ``chunk_size`` defaults to what the rule
-    prefers.
+    prefers. ``read(on_attention)`` reads the tokens densely, in one call with all rows of the last
+    layer; by default a session of its own does.
     """
     rule = rule or HeadwiseConfig()
-    native = cast("NativeModel", model)  # what shows its attention
-    dense_chunk = min(DenseConfig.preferred_chunk_size, len(tokens))
-    shape = SessionShape(
-        max_context=len(tokens),
-        batch_size=-(-len(tokens) // dense_chunk) * dense_chunk,
-        chunk_size=dense_chunk,
-        cache_type="f16",
-        threads=threads,
-        all_rows=True,
-    )
     probe = LayerProbe(
-        native,
+        cast("NativeModel", model),  # what shows its attention
         len(tokens),
         levels,
         threads=threads,
@@ -89,9 +87,24 @@ def measure_head_errors(
         rule=rule,
         chunk_size=chunk_size or rule.preferred_chunk_size,
     )
-    runner = native.start_session(DenseConfig(), shape)
-    runner.prefill(tokens, is_last=True, on_layer=on_layer, on_attention=probe)
-    return HeadErrors(probe.errors, float(np.mean(np.arange(first_query, len(tokens)))))
+    (read or partial(_read_densely, model, tokens, threads))(probe)
+    return HeadErrors(probe.errors, mean_past(first_query, len(tokens)))
+
+
+def _read_densely(
+    model: LoadedModel, tokens: NDArray[np.int32], threads: int, on_attention: OnAttention
+) -> None:
+    chunk = min(DenseConfig.preferred_chunk_size, len(tokens))
+    shape = SessionShape(
+        max_context=len(tokens),
+        batch_size=-(-len(tokens) // chunk) * chunk,
+        chunk_size=chunk,
+        cache_type="f16",
+        threads=threads,
+        all_rows=True,
+    )
+    runner = cast("NativeModel", model).start_session(DenseConfig(), shape)
+    runner.prefill(tokens, is_last=True, on_attention=on_attention)
 
 
 class LayerProbe:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,13 +14,12 @@ from numpy.typing import NDArray
 from .._version import __version__
 from ..attention.base import require_measurable
 from ..attention.budget_table import BudgetTable
-from ..attention.dense import DenseConfig
 from ..attention.head_budgets import default_budget
 from ..attention.headwise import HeadwiseConfig
-from ..engine.calibration import FIRST_QUERY, LEVELS, measure_head_errors, n_table_heads
+from ..engine.calibration import FIRST_QUERY, LEVELS, mean_past, n_table_heads
 from ..errors import ResourceError, UsageError
+from .calibration_notes import CalibrationNotes
 from .calibration_windows import Windows, make_long_windows, make_windows
-from .comparison import score_window
 from .decode_calibration import (
     LEAST_LENGTH,
     count_decode_steps,
@@ -28,30 +29,26 @@ from .decode_calibration import (
 from .long_texts import make_window
 from .prefill_calibration import count_prefill_steps, find_prefill
 from .progress import Progress
-from .rounding_calibration import count_rounding_steps, measure_rounding
+from .text_calibration import (
+    MEASURED_BUDGETS,
+    CalibrationText,
+    TextMeter,
+    TextReading,
+    count_loss_steps,
+    count_reading_steps,
+    summarise_rounding,
+)
 
 if TYPE_CHECKING:
     from ..engine.session import OnProgress
     from ..llm import LLM
 
 DEFAULT_LENGTH = 4096
-# Mean budgets whose perplexity loss is measured, for --max-loss.
-MEASURED_BUDGETS = (512, 768, 1024, 1280)
 # As many measured queries as skipped ones.
 _MIN_LENGTH = 2 * FIRST_QUERY
 # Kinds of ``long_texts`` that are read besides the manual and a module, by a seed of their own.
 _LOOK_UPS = ("dialogue", "facts", "pairs")
 _SEED = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class CalibrationText:
-    """A window of tokens [n] of a text called ``name``; queries before ``first_query`` are not
-    measured."""
-
-    name: str
-    tokens: NDArray[np.int32]
-    first_query: int = FIRST_QUERY
 
 
 def default_texts(llm: LLM, length: int) -> list[CalibrationText]:
@@ -94,6 +91,7 @@ def calibrate(
     length: int = DEFAULT_LENGTH,
     decode: bool | None = None,
     on_progress: OnProgress | None = None,
+    notes_path: Path | None = None,
 ) -> BudgetTable:
     """A table from the first ``length`` tokens of every text, errors averaged over the texts.
 
@@ -103,7 +101,9 @@ def calibrate(
     of text, under the guard, is measured where there are such windows. So is what generated tokens
     lose, with as many keys as a default run has and more if those lose too much, unless ``decode``
     is False; by default where the texts suffice for it and memory does.
-    ``on_progress("calibrate", done, total)`` counts steps of equal weight.
+    ``on_progress("calibrate", done, total)`` counts steps of about equal weight; the total shrinks
+    where fewer are needed than was thought. What was measured is kept in ``notes_path`` until the
+    table is made: a call that was interrupted goes on from there.
 
     Raises UsageError for a text or a length that is too short and a model whose heads cannot be
     measured, and ResourceError when the sessions do not fit in memory.
@@ -131,24 +131,46 @@ def calibrate(
     fresh = _fresh_windows(llm, length, is_asked_for=bool(decode))
     long = make_long_windows(llm, 2 * length) if fresh else {}
     decoded = fresh if decode is not False and length >= LEAST_LENGTH else {}
-    config = llm.config
-    n_steps = len(windows) * (config.n_layers + len(MEASURED_BUDGETS) + 1)
-    n_steps += count_rounding_steps(llm, len(windows))
-    n_steps += count_prefill_steps(fresh, long, len(MEASURED_BUDGETS))
-    n_steps += count_decode_steps(decoded)
-    progress = Progress(on_progress, n_steps, stage="calibrate")
-    measured = [
-        measure_head_errors(
-            model,
-            window.tokens,
-            threads=llm.threads,
-            first_query=window.first_query,
-            on_layer=lambda *_: progress.advance(),
-        )
-        for window in windows
-    ]
-    errors = np.mean([result.errors for result in measured], axis=0)
-    table = BudgetTable(
+    notes = CalibrationNotes(
+        notes_path, _identify(llm, windows, *_texts_of(fresh), *_texts_of(long))
+    )
+    n_steps = count_reading_steps(llm, len(windows)) + count_loss_steps(len(windows))
+    n_steps += count_prefill_steps(fresh, long, len(MEASURED_BUDGETS)) + count_decode_steps(decoded)
+    progress = Progress(on_progress, n_steps * llm.config.n_layers, stage="calibrate")
+    table = _measure_texts(llm, windows, progress, notes)
+    if fresh:
+        table = replace(table, prefill=find_prefill(llm, table, fresh, long, progress, notes))
+    budget = default_budget(table) if decoded else None
+    if budget is not None:
+        try:
+            found = find_decode(llm, table, budget, decoded, progress, notes)
+            table = replace(table, decode=found)
+        except ResourceError:
+            if decode:
+                raise
+            # the work of minutes, and decode is dense without it
+    notes.remove()
+    return table
+
+
+def _measure_texts(
+    llm: LLM, texts: Sequence[CalibrationText], progress: Progress, notes: CalibrationNotes
+) -> BudgetTable:
+    """The table of the texts' errors, losses, and what rounding changes."""
+    length = len(texts[0].tokens)
+    meter = TextMeter(llm, length, notes)
+    readings = meter.read(texts, progress)
+    table = _table_of_errors(llm, texts, readings)
+    losses = meter.measure_losses(table, texts, readings, progress)
+    return replace(table, losses=losses, rounding=summarise_rounding(texts, readings))
+
+
+def _table_of_errors(
+    llm: LLM, texts: Sequence[CalibrationText], readings: Sequence[TextReading]
+) -> BudgetTable:
+    config, length = llm.config, len(texts[0].tokens)
+    errors = np.mean([reading.errors for reading in readings], axis=0)
+    return BudgetTable(
         model=llm.model_path.name,
         fingerprint=config.fingerprint,
         n_layers=config.n_layers,
@@ -156,28 +178,28 @@ def calibrate(
         n_heads=n_table_heads(config),
         chunk_size=HeadwiseConfig.preferred_chunk_size,
         length=length,
-        mean_past=measured[0].mean_past,
+        mean_past=mean_past(texts[0].first_query, length),
         levels=LEVELS,
         errors=tuple(tuple(map(float, row)) for row in errors),
-        texts=tuple(f"{window.name}: {length} tokens" for window in windows),
+        texts=tuple(f"{text.name}: {length} tokens" for text in texts),
         version=__version__,
     )
-    losses = _measure_losses(llm, table, [window.tokens for window in windows], progress)
-    by_name = {window.name: [window.tokens] for window in windows}
-    rounding = measure_rounding(llm, by_name, FIRST_QUERY, on_step=progress.advance)
-    table = replace(table, losses=losses, rounding=rounding)
-    if fresh:
-        prefill = find_prefill(llm, table, fresh, long, on_step=progress.advance)
-        table = replace(table, prefill=prefill)
-    budget = default_budget(table) if decoded else None
-    if budget is None:
-        return table
-    try:
-        return replace(table, decode=find_decode(llm, table, budget, decoded, progress.advance))
-    except ResourceError:
-        if decode:
-            raise
-        return table  # the work of minutes, and decode is dense without it
+
+
+def _identify(llm: LLM, texts: Sequence[CalibrationText], *windows: NDArray[np.int32]) -> str:
+    """Names all that a measurement depends on."""
+    run = (llm.isa, llm.device, llm.cache_type, llm.attention_precision, llm.prefill)
+    model = (llm.model.fingerprint, llm.config)
+    digest = hashlib.sha256(repr((__version__, LEVELS, run, model)).encode())
+    for text in texts:
+        digest.update(f"{text.name}, {text.first_query}".encode())
+    for tokens in (*(text.tokens for text in texts), *windows):
+        digest.update(tokens.tobytes())
+    return digest.hexdigest()
+
+
+def _texts_of(windows: Windows) -> list[NDArray[np.int32]]:
+    return [window for texts in windows.values() for window in texts]
 
 
 def _fresh_windows(llm: LLM, length: int, *, is_asked_for: bool) -> Windows:
@@ -203,29 +225,3 @@ def _first_tokens(llm: LLM, text: str, length: int) -> NDArray[np.int32]:
             "give a longer text, or a smaller --length"
         )
     return np.array(tokens[:length], dtype=np.int32)
-
-
-def _measure_losses(
-    llm: LLM,
-    table: BudgetTable,
-    windows: Sequence[NDArray[np.int32]],
-    progress: Progress,
-) -> dict[int, float]:
-    """Perplexity losses in percent over the tokens after the first ``FIRST_QUERY``."""
-    length = table.length
-    dense = llm.start_runner(length, attention=DenseConfig(), all_rows=True)
-    differences: dict[int, list[NDArray[np.float64]]] = {budget: [] for budget in MEASURED_BUDGETS}
-    for window in windows:
-        dense_nll = score_window(dense, window, first=FIRST_QUERY)
-        progress.advance()
-        for budget, parts in differences.items():
-            attention = HeadwiseConfig(
-                budgets=table.budgets(budget), by_query_head=table.n_heads > 0
-            )
-            sparse = llm.start_runner(length, attention=attention, all_rows=True)
-            parts.append(score_window(sparse, window, first=FIRST_QUERY) - dense_nll)
-            progress.advance()
-    return {
-        budget: round(100 * float(np.expm1(np.concatenate(parts).mean())), 3)
-        for budget, parts in differences.items()
-    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,17 +115,18 @@ def _score_rows(logits: NDArray[np.float32], targets: NDArray[np.int32]) -> NDAr
 
 
 def score_window(
-    runner: Runner, window: NDArray[np.int32], *, first: int = 0
+    runner: Runner, window: NDArray[np.int32], *, first: int = 0, **hooks: Any
 ) -> NDArray[np.float64]:
     """Negative log-probabilities [n - 1 - first] of the tokens of ``window`` [n], in nats.
 
     Bit for bit those of ``WindowComparer``, for a fraction of the time where no divergence is asked
-    for. The runner must have room for the window and ``all_rows``.
+    for. The runner must have room for the window and ``all_rows``; ``hooks`` are of its
+    ``prefill``.
     """
     runner.reset()
     parts = []
     for call in plan_calls(0, len(window), runner):
-        runner.prefill(window[call], is_last=call.stop == len(window))
+        runner.prefill(window[call], is_last=call.stop == len(window), **hooks)
         for rows in _scored_rows(call, len(window), first):
             logits = runner.row_logits(rows.start - call.start, rows.stop - rows.start)
             targets = window[rows.start + 1 : rows.stop + 1]
@@ -149,6 +150,20 @@ class WindowComparer:
         self._held: NDArray[np.int32] | None = None
         self._held_call = slice(0)
 
+    def score(
+        self, window: NDArray[np.int32], *, first: int = 0, **hooks: Any
+    ) -> NDArray[np.float64]:
+        """Reads ``window`` [n] densely and scores it, as ``score_window``."""
+        self._held = None
+        nll = score_window(self._dense, window, first=first, **hooks)
+        *_, self._held_call = plan_calls(0, len(window), self._dense)
+        self._held = window.copy()
+        return nll
+
+    def holds(self, window: NDArray[np.int32]) -> bool:
+        """Whether the last of what the dense runner has read is of this window."""
+        return self._held is not None and np.array_equal(self._held, window)
+
     def compare(
         self,
         sparse: Runner,
@@ -165,7 +180,7 @@ class WindowComparer:
         parts = []
         n_tokens = len(window)
         calls = list(plan_calls(0, n_tokens, sparse))
-        is_held = self._holds(window, calls[-1]) and calls[-1].start <= first
+        is_held = self.holds(window) and self._held_call == calls[-1] and calls[-1].start <= first
         for call in calls:
             if not is_held:
                 self._read_densely(window, call)
@@ -179,11 +194,6 @@ class WindowComparer:
             if on_tokens is not None:
                 on_tokens(call.stop - call.start)
         return join_scores(parts)
-
-    def _holds(self, window: NDArray[np.int32], call: slice) -> bool:
-        """Whether what the dense runner read last is that call of the window."""
-        held = self._held
-        return held is not None and self._held_call == call and np.array_equal(held, window)
 
     def _read_densely(self, window: NDArray[np.int32], call: slice) -> None:
         self._held = None

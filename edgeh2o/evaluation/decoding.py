@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
+from ..runners.base import RunnerState
 from .comparison import TokenScores, compare_logits, join_scores
 from .perplexity import PerplexityReport, RangeQuality, summarise_parts
 from .progress import Progress
@@ -101,20 +102,26 @@ def compare_decodes(
     n_decoded: int,
     *,
     on_tokens: Callable[[int], None],
+    shares_prompt: bool = False,
 ) -> list[TokenScores]:
     """Scores of the last ``n_decoded`` - 1 tokens of ``window`` [n], decoded as they stand.
 
     The first of ``runners``, such as those of ``start_decoders``, is what the others are compared
-    with: one result for each of these. ``on_tokens`` counts to n for every runner.
+    with: one result for each of these. Runners by whose rules the prompt is read alike take it from
+    the last one if it ``shares_prompt``. ``on_tokens`` counts to n for every runner.
     """
     prompt, rest = np.split(window, [len(window) - n_decoded])
-    for runner in runners:
-        prefill_prompt(runner, prompt)
+    *others, last = runners
+    prefill_prompt(last, prompt)
+    on_tokens(len(prompt))
+    for runner in others:
+        if not (shares_prompt and RunnerState.copy(last, runner)):
+            prefill_prompt(runner, prompt)
         on_tokens(len(prompt))
     parts: list[list[TokenScores]] = [[] for _ in runners[1:]]
-    for first, (dense, *others) in decode_together(runners, rest[:-1]):
+    for first, (dense, *rules) in decode_together(runners, rest[:-1]):
         targets = rest[first + 1 : first + 1 + len(dense)]
-        for own, logits in zip(parts, others, strict=True):
+        for own, logits in zip(parts, rules, strict=True):
             own.append(compare_logits(dense, logits, targets))
         on_tokens(len(runners) * len(dense))
     on_tokens(len(runners))

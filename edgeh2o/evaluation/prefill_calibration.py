@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..attention.budget_points import BUDGET_STEP, budget_of_length
 from ..attention.dense import DenseConfig
@@ -15,9 +14,10 @@ from ..attention.prefill_quality import DEFAULT_MAX_LOSS, PrefillQuality, kl_lim
 from ..config import PrefillConfig
 from ..errors import ResourceError
 from ..runners.base import Runner
+from .calibration_notes import CalibrationNotes
 from .calibration_windows import Windows, beginning_with, count_windows, window_length
 from .comparison import TokenScores, WindowComparer, estimate_loss, join_scores
-from .progress import StepsLeft
+from .progress import Progress, Steps
 
 if TYPE_CHECKING:
     from ..attention.budget_table import BudgetTable
@@ -34,7 +34,7 @@ _SCORED = 1 / 4
 
 
 def count_prefill_steps(windows: Windows, long: Windows, n_budgets: int) -> int:
-    """Calls of ``on_step`` that ``find_prefill`` makes."""
+    """Steps of ``find_prefill``, each about as long as a read of a window."""
     n_long = len(_LONG_FACTORS) * _LONG_STEPS * count_windows(long)
     return n_budgets * count_windows(windows) + n_long
 
@@ -44,34 +44,37 @@ def find_prefill(
     table: BudgetTable,
     windows: Windows,
     long: Windows,
-    *,
-    on_step: Callable[[], None],
+    progress: Progress,
+    notes: CalibrationNotes,
 ) -> tuple[PrefillQuality, ...]:
     """The quality of the least budget that is harmless, or of the largest that was tried.
 
     Only budgets are tried whose mean loss in ``table.losses`` is one that a default run may have;
     empty where there is none. ``long`` has windows of twice the length, or none: the second quality
-    is of the least budget that is harmless there too, if one that is worth it is. ``on_step`` is
-    called ``count_prefill_steps`` times. Raises ResourceError when two sessions do not fit in
-    memory.
+    is of the least budget that is harmless there too, if one that is worth it is. ``progress``
+    makes ``count_prefill_steps``. Raises ResourceError when two sessions do not fit in memory.
     """
-    steps = StepsLeft(count_prefill_steps(windows, long, len(table.losses)), on_step)
+    n_steps = count_prefill_steps(windows, long, len(table.losses))
+    steps = Steps(progress, n_steps, size=llm.config.n_layers)
     least = table.smallest_budget(DEFAULT_MAX_LOSS)
     tried = [budget for budget in sorted(table.losses) if least is not None and budget >= least]
     found: tuple[PrefillQuality, ...] = ()
     if tried:
-        meter = PrefillMeter(llm, table, windows)
-        found = (_find_least(meter, tried, on_step=steps.advance),)
+        meter = PrefillMeter(llm, table, windows, steps, notes)
+        found = (_find_least(meter, tried),)
     if found and found[0].is_harmless and long:
-        found += _find_longer(
-            llm, table, found[0].budget, long, partial(steps.advance, _LONG_STEPS)
-        )
+        found += _find_longer(llm, table, found[0].budget, long, steps, notes)
     steps.finish()
     return found
 
 
 def _find_longer(
-    llm: LLM, table: BudgetTable, base: int, long: Windows, on_step: Callable[[], None]
+    llm: LLM,
+    table: BudgetTable,
+    base: int,
+    long: Windows,
+    steps: Steps,
+    notes: CalibrationNotes,
 ) -> tuple[PrefillQuality, ...]:
     """The quality of the least budget that is harmless there; empty for none, or no room."""
     length = window_length(long)
@@ -86,19 +89,17 @@ def _find_longer(
     if not worthwhile:
         return ()
     try:
-        meter = PrefillMeter(llm, table, long, base)
-        quality = _find_least(meter, worthwhile, on_step=on_step)
+        meter = PrefillMeter(llm, table, long, steps, notes, base)
+        quality = _find_least(meter, worthwhile)
     except ResourceError:
         return ()
     return (quality,) if quality.is_harmless else ()
 
 
-def _find_least(
-    meter: PrefillMeter, tried: Sequence[int], *, on_step: Callable[[], None]
-) -> PrefillQuality:
+def _find_least(meter: PrefillMeter, tried: Sequence[int]) -> PrefillQuality:
     """The quality of the first that is harmless, or of the last."""
     for budget in tried:
-        quality = meter.measure(budget, on_step=on_step)
+        quality = meter.measure(budget)
         if quality.is_harmless:
             break
     return quality
@@ -115,19 +116,26 @@ class PrefillMeter:
     """
 
     def __init__(
-        self, llm: LLM, table: BudgetTable, windows: Windows, base: int | None = None
+        self,
+        llm: LLM,
+        table: BudgetTable,
+        windows: Windows,
+        steps: Steps,
+        notes: CalibrationNotes,
+        base: int | None = None,
     ) -> None:
         self._llm = llm
         self._table = table
         self._windows = windows
+        self._steps, self._notes = steps, notes
         self._base = base
         self._length = window_length(windows)
         self._comparer = WindowComparer(self._start_dense(llm.prefill))
         # By kind, as far as they were asked for: they are those of every budget.
         self._rounding: dict[str, float] = {}
 
-    def measure(self, budget: int, *, on_step: Callable[[], None]) -> PrefillQuality:
-        """What a mean ``budget`` loses; ``on_step`` is called once per window that was read.
+    def measure(self, budget: int) -> PrefillQuality:
+        """What a mean ``budget`` loses.
 
         Kinds that come after one that loses too much are not read, and the next budget begins with
         that one. Raises ResourceError as the class does.
@@ -139,10 +147,13 @@ class PrefillMeter:
         quality = PrefillQuality(
             budget=budget, length=self._length, loss=loss, loss_error=error, kl=kl
         )
-        for kind, texts in self._windows.items():
-            loss[kind], error[kind], kl[kind] = self._compare_kind(sparse, kind)
-            for _ in texts:
-                on_step()
+        for kind in self._windows:
+
+            def measure(kind: str = kind) -> Any:
+                return self._compare_kind(sparse, kind)
+
+            name = f"{self._length} tokens, {budget} keys from {self._base}: {kind}"
+            loss[kind], error[kind], kl[kind] = self._notes.recall(name, measure)
             if quality.is_hopeless:
                 self._windows = beginning_with(kind, self._windows)
                 break
@@ -155,6 +166,8 @@ class PrefillMeter:
         kl = float(scores.kl.mean())
         if kl > kl_limit(kind):
             kl = max(0.0, kl - self._measure_rounding(kind))
+        n_steps = _LONG_STEPS if self._base else 1
+        self._steps.advance(n_steps * len(self._windows[kind]))
         return round(loss, 4), round(error, 4), round(kl, 6)
 
     def _measure_rounding(self, kind: str) -> float:
@@ -166,7 +179,8 @@ class PrefillMeter:
 
     def _compare(self, other: Runner, kind: str) -> TokenScores:
         first = self._length - 1 - round(_SCORED * self._length)
-        texts = self._windows[kind]
+        # The window that was read densely last comes first: it need not be read again.
+        texts = sorted(self._windows[kind], key=self._comparer.holds, reverse=True)
         return join_scores([self._comparer.compare(other, text, first=first) for text in texts])
 
     def _start_sparse(self, budget: int) -> Runner:

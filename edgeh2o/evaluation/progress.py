@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,23 +22,37 @@ class Progress:
     def advance(self, n_steps: int = 1) -> None:
         """``n_steps`` more are done."""
         self._done += n_steps
+        self._report()
+
+    def skip(self, n_steps: int) -> None:
+        """``n_steps`` fewer are needed than was thought."""
+        self._total -= n_steps
+        self._report()
+
+    def _report(self) -> None:
         if self._on_progress is not None:
             self._on_progress(self._stage, self._done, self._total)
 
 
-class StepsLeft:
-    """So many calls of ``on_step`` for a search that may need fewer."""
+class Steps:
+    """So many steps of a ``Progress``, of ``size`` each, for a search that may need fewer."""
 
-    def __init__(self, n_steps: int, on_step: Callable[[], None]) -> None:
-        self._n_left = n_steps
-        self._on_step = on_step
+    def __init__(self, progress: Progress, n_steps: int, *, size: int = 1) -> None:
+        self._progress = progress
+        self._size = size
+        self._n_left = n_steps * size
 
     def advance(self, n_steps: int = 1) -> None:
         """``n_steps`` more are done."""
-        for _ in range(n_steps):
-            self._n_left -= 1
-            self._on_step()
+        self.advance_parts(n_steps * self._size)
+
+    def advance_parts(self, n_parts: int) -> None:
+        """As many steps as ``n_parts`` of their ``size`` make."""
+        self._n_left -= n_parts
+        self._progress.advance(n_parts)
 
     def finish(self) -> None:
-        """Those that were not needed are done too."""
-        self.advance(self._n_left)
+        """Those that are left are not needed."""
+        if self._n_left:
+            self._progress.skip(self._n_left)
+            self._n_left = 0

@@ -1,69 +1,57 @@
-"""Measures what a model loses whose attention multiplies in 8 bits: its ``RoundingQuality``."""
+"""Measures what a model loses whose attention multiplies in 8 bits, for its ``RoundingQuality``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ..attention.dense import DenseConfig
 from ..attention.headwise import HeadwiseConfig
-from ..attention.rounding_quality import RoundingQuality
-from .comparison import TokenScores, WindowComparer, join_scores
+from ..attention.rounding_quality import KL_LIMIT
 
 if TYPE_CHECKING:
+    from ..config import PrefillConfig
     from ..llm import LLM
+    from .comparison import TokenScores, WindowComparer
     from .long_texts import Window
 
 
-def count_rounding_steps(llm: LLM, n_windows: int) -> int:
-    """Calls of ``on_step`` that ``measure_rounding`` makes; none where nothing is rounded."""
-    return 2 * n_windows if llm.may_round_attention else 0
+class RoundingMeter:
+    """Compares dense reads of rounded products with those of exact ones.
 
-
-def measure_rounding(
-    llm: LLM,
-    windows: Mapping[str, Sequence[Window]],
-    first: int,
-    *,
-    on_step: Callable[[], None] = lambda: None,
-) -> RoundingQuality | None:
-    """Reads windows densely with exact and with rounded products; None where there are none.
-
-    Predictions count after the first ``first`` tokens. Where weights are quantised, activations
-    are rounded to 8 bits before every product, and a difference in a last bit sends what follows
-    another way: what two reads in chunks of different sizes differ by is taken off. Raises
-    ResourceError when two sessions do not fit in memory.
+    The latter are those of ``comparer``, whose runner has the batches of ``prefill``. Where weights
+    are quantised, activations are rounded to 8 bits before every product, and a difference in
+    a last bit sends what follows another way: of a divergence above the limit is taken off what two
+    exact reads in chunks of different sizes differ by.
     """
-    if not llm.may_round_attention:
-        return None
-    length = max(len(window) for texts in windows.values() for window in texts)
-    chunks = replace(llm.prefill, chunk_size=HeadwiseConfig.preferred_chunk_size)
-    exact = llm.start_runner(length, attention=DenseConfig(), all_rows=True)
-    comparer = WindowComparer(exact)
-    kl, scores = {}, []
-    for name, texts in windows.items():
-        parts: dict[bool, list[TokenScores]] = {True: [], False: []}
-        for window in texts:
-            for is_rounded, kept in parts.items():
-                other = llm.start_runner(
-                    length,
-                    attention=DenseConfig(),
-                    prefill=llm.prefill if is_rounded else chunks,
-                    all_rows=True,
-                    is_rounded=is_rounded,
-                )
-                kept.append(comparer.compare(other, window, first=first))
-                on_step()
-        rounded, floor = (_mean_kl(parts[is_rounded]) for is_rounded in (True, False))
-        kl[name] = round(max(0.0, rounded - floor), 6)
-        scores += parts[True]
-    joined = join_scores(scores)
-    loss = 100 * float(np.expm1((joined.sparse_nll - joined.dense_nll).mean()))
-    return RoundingQuality(length=length, kl=kl, loss=round(loss, 4))
 
+    def __init__(self, llm: LLM, comparer: WindowComparer, prefill: PrefillConfig) -> None:
+        self._llm = llm
+        self._comparer = comparer
+        self._prefill = prefill
 
-def _mean_kl(parts: Sequence[TokenScores]) -> float:
-    return float(join_scores(parts).kl.mean())
+    def measure(self, window: Window, *, first: int) -> tuple[float, float]:
+        """Mean KL, and the mean of what is added to negative log-probabilities, in nats.
+
+        Of the predictions after the first ``first`` tokens. Raises ResourceError when a session
+        does not fit in memory besides the comparer's.
+        """
+        scores = self._compare(window, first, self._prefill, is_rounded=True)
+        kl = float(scores.kl.mean())
+        if kl > KL_LIMIT:
+            chunks = replace(self._prefill, chunk_size=HeadwiseConfig.preferred_chunk_size)
+            exact = self._compare(window, first, chunks, is_rounded=False)
+            kl = max(0.0, kl - float(exact.kl.mean()))
+        return kl, float((scores.sparse_nll - scores.dense_nll).mean())
+
+    def _compare(
+        self, window: Window, first: int, prefill: PrefillConfig, *, is_rounded: bool
+    ) -> TokenScores:
+        other = self._llm.start_runner(
+            len(window),
+            attention=DenseConfig(),
+            prefill=prefill,
+            all_rows=True,
+            is_rounded=is_rounded,
+        )
+        return self._comparer.compare(other, window, first=first)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,8 +17,14 @@ from edgeh2o.attention.head_budgets import UNKNOWN
 from edgeh2o.attention.prefill_quality import PrefillQuality
 from edgeh2o.cli import progress
 from edgeh2o.cli.main import main
-from edgeh2o.evaluation import calibration, calibration_windows, decode_calibration
+from edgeh2o.evaluation import (
+    calibration,
+    calibration_windows,
+    decode_calibration,
+    text_calibration,
+)
 from edgeh2o.evaluation.long_texts import KINDS
+from edgeh2o.evaluation.text_calibration import TextMeter
 from tests.cli.conftest import ExpectUsageError
 
 
@@ -120,6 +127,26 @@ def test_it_has_no_flags_of_an_attention(model: str, expect_usage_error: ExpectU
     expect_usage_error(main(["calibrate", model, "--headwise-local", "8"]), "unrecognized")
 
 
+def test_an_interrupted_one_goes_on(
+    model: str,
+    text: str,
+    cache: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    command = ["calibrate", model, "--text", text, "--length", "2048", "--quiet"]
+    with monkeypatch.context() as patch:
+        patch.setattr(calibration, "find_prefill", Mock(side_effect=KeyboardInterrupt))
+        assert main(command) == 130
+    (notes,) = cache.iterdir()
+    assert notes.name.endswith(".calibration.json")
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr(text_calibration, "measure_head_errors", Mock(side_effect=AssertionError))
+        assert main(command) == 0
+    assert list(cache.iterdir()) == [Path(capsys.readouterr().out.strip())]
+
+
 @pytest.mark.usefixtures("cache")
 def test_decode_is_measured(
     model: str, text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -130,7 +157,7 @@ def test_decode_is_measured(
         ({512: 0.2, 768: 0.1}, [], "by default"),
         ({512: 0.7}, ["--decode"], "not measured"),
     ):
-        monkeypatch.setattr(calibration, "_measure_losses", lambda *_, losses=losses: losses)
+        monkeypatch.setattr(TextMeter, "measure_losses", lambda *_, losses=losses: losses)
         assert main([*command, *flags]) == 0
         *_, line, path = capsys.readouterr().out.splitlines()
         assert way in line
@@ -162,6 +189,27 @@ def test_a_line_for_every_length(
     assert read_table(Path(path)).prefill == measured
 
 
+def test_progress_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its steps are no tokens, and it may find that it needs fewer."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    bars = progress.ProgressBars(is_shown=True)
+    for done, total in ((0, 200), (1, 200), (30, 40)):
+        bars("calibrate", done, total)
+    bars.close()
+    err = capsys.readouterr().err
+    assert "Calibrating" in err and "75%" in err and "tokens/s" not in err
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(1, "1 min"), (100, "2 min"), (7100, "118 min"), (9000, "2.5 h")]
+)
+def test_what_is_left_is_told_roughly(seconds: float, text: str) -> None:
+    assert progress.format_minutes(seconds) == text
+
+
 def test_progress_where_stderr_is_no_terminal(
     model: str,
     tmp_path: Path,
@@ -178,7 +226,9 @@ def test_progress_where_stderr_is_no_terminal(
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     assert main(command) == 0
     lines = capsys.readouterr().err.splitlines()
-    shares = [int(line.split()[-1].removesuffix("%")) for line in lines if "Calibrating" in line]
+    lines = [line for line in lines if "Calibrating" in line]
+    shares = [int(line.split()[1].rstrip(",").removesuffix("%")) for line in lines]
     assert len(shares) > 1 and sorted(set(shares)) == shares
+    assert all(line.endswith(" min left") for line in lines)
     assert main([*command, "--quiet"]) == 0
     assert capsys.readouterr().err == ""

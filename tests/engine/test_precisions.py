@@ -29,7 +29,6 @@ from edgeh2o.engine.payoff import choose_reading
 from edgeh2o.engine.plan import RunPlan
 from edgeh2o.engine.precisions import MIN_ROUNDED_TOKENS
 from edgeh2o.evaluation.calibration import calibrate
-from edgeh2o.evaluation.rounding_calibration import measure_rounding
 from tests.budget_tables import harmless_table
 from tests.engine.fakes import CONFIG
 from tests.tiny_models import TinyModelFactory
@@ -190,17 +189,11 @@ def test_statistics_and_sessions(
 def test_rounding_is_measured_on_what_calibrate_reads(
     machine: None, tiny_model: TinyModelFactory
 ) -> None:
-    path, steps = tiny_model(tensor_type="F32", n_layers=2, context_length=4096), []
+    path = tiny_model(tensor_type="F32", n_layers=2, context_length=4096)
     texts = [" ".join(["the art of the thing is that it is there"] * 400)]
     with LLM(path, prefill=PrefillConfig(batch_size=1024)) as llm:
         table = calibrate(llm, texts, length=2048)
         assert table.rounding is not None and table.rounding.length == 2048
         assert table.rounding.loss != 0 and 0 < table.rounding.kl["text 1"] < 1e-3
-        window = np.arange(3, 300, dtype=np.int32)
-        measured = measure_rounding(
-            llm, {"a": [window], "b": [window, window]}, 100, on_step=lambda: steps.append(1)
-        )
-        assert measured is not None and len(steps) == 6
-        assert measured.kl["a"] == measured.kl["b"] > 0
     with LLM(path, attention_precision="f32") as llm:
         assert calibrate(llm, texts, length=2048).rounding is None

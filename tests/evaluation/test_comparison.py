@@ -16,6 +16,7 @@ from edgeh2o.evaluation.comparison import (
     compare_logits,
     score_window,
 )
+from tests.evaluation.counted import CountingRunner
 from tests.evaluation.loaded import TEXT, WINDOW, load
 from tests.tiny_models import TinyModelFactory
 
@@ -152,16 +153,20 @@ def test_a_window_alone_has_the_scores_of_a_comparison(llm: LLM, first: int) -> 
     np.testing.assert_array_equal(score_window(sparse, window, first=first), scores.sparse_nll)
 
 
-class CountingRunner:
-    """A runner that notes the length of every prefill call."""
-
-    def __init__(self, runner: object, reads: list[int]) -> None:
-        self._runner = runner
-        self._reads = reads
-
-    def prefill(self, tokens: NDArray[np.int32], *, is_last: bool) -> object:
-        self._reads.append(len(tokens))
-        return self._runner.prefill(tokens, is_last=is_last)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._runner, name)
+def test_a_window_that_was_scored_is_held(llm: LLM) -> None:
+    batches = PrefillConfig(batch_size=16, chunk_size=16)
+    window = np.array(llm.tokenize(TEXT)[:48], np.int32)
+    dense, sparse = (
+        llm.start_runner(48, attention=each, prefill=batches, all_rows=True)
+        for each in (DenseConfig(), H2OConfig(local=4, heavy=4))
+    )
+    expected = WindowComparer(dense).compare(sparse, window, first=32)
+    reads: list[int] = []
+    layers: list[int] = []
+    comparer = WindowComparer(CountingRunner(dense, reads))
+    assert not comparer.holds(window)
+    nll = comparer.score(window, first=32, on_layer=lambda layer, _: layers.append(layer))
+    np.testing.assert_array_equal(nll, expected.dense_nll)
+    assert comparer.holds(window) and not comparer.holds(window[1:])
+    assert_close(comparer.compare(sparse, window, first=32), expected, 0)
+    assert (len(reads), len(layers)) == (3, 3 * llm.config.n_layers)

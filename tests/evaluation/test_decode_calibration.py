@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -15,6 +15,7 @@ from edgeh2o.attention.decode_quality import DecodeQuality
 from edgeh2o.errors import ResourceError, UsageError
 from edgeh2o.evaluation import calibration, calibration_windows, decode_calibration
 from edgeh2o.evaluation.calibration import calibrate
+from edgeh2o.evaluation.calibration_notes import CalibrationNotes
 from edgeh2o.evaluation.calibration_windows import Windows, make_windows
 from edgeh2o.evaluation.decode_calibration import (
     DECODED,
@@ -25,8 +26,10 @@ from edgeh2o.evaluation.decode_calibration import (
 )
 from edgeh2o.evaluation.decoding import compare_decodes
 from edgeh2o.evaluation.long_texts import KINDS, make_window
-from edgeh2o.evaluation.rounding_calibration import count_rounding_steps
+from edgeh2o.evaluation.progress import Steps
+from edgeh2o.evaluation.text_calibration import TextMeter, count_reading_steps
 from tests.budget_tables import table_of_model
+from tests.evaluation.counted import Counted
 from tests.tiny_models import TinyModelFactory
 
 LENGTH, BUDGET = 2400, 64
@@ -52,16 +55,19 @@ def _table(llm: LLM, *, by_query_head: bool) -> BudgetTable:
     return replace(table, n_heads=llm.config.n_heads, errors=errors)
 
 
+@pytest.mark.parametrize("limit", [0.0, np.inf])
 @pytest.mark.parametrize("by_query_head", [False, True])
 def test_decode_is_measured_on_every_kind(
-    by_query_head: bool, llm: LLM, monkeypatch: pytest.MonkeyPatch
+    by_query_head: bool, limit: float, llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Less what rounding does, where more than the limit is lost."""
+    monkeypatch.setattr(decode_calibration, "kl_limit", lambda _: limit)
     monkeypatch.setattr(calibration_windows, "KINDS", FEW)
     monkeypatch.setattr(DecodeQuality, "is_harmless", True)  # random weights lose what they lose
-    table, steps = _table(llm, by_query_head=by_query_head), []
+    table, counted = _table(llm, by_query_head=by_query_head), Counted()
     texts = make_windows(llm, LENGTH)
-    quality = measure_decode(llm, table, BUDGET, texts, on_step=lambda: steps.append(1))
-    assert 3 * len(steps) == count_decode_steps(texts) == 48
+    quality = measure_decode(llm, table, BUDGET, texts, counted.steps(48), CalibrationNotes())
+    assert 3 * counted.done == count_decode_steps(texts) == 24
     assert (quality.budget, quality.length, quality.kl.keys()) == (BUDGET, LENGTH, FEW.keys())
     n_heads = llm.config.n_layers * llm.config.n_kv_heads
     kept = round(7 / 8 * (LENGTH - DECODED)) - 256
@@ -81,7 +87,7 @@ def test_decode_is_measured_on_every_kind(
             divergences.append(np.mean([each.kl.mean() for each in scores]))
         by_budgets, rounding = divergences
         assert by_budgets > rounding > 0
-        assert kl == pytest.approx(by_budgets - rounding, abs=1e-6)
+        assert kl == pytest.approx(by_budgets - rounding * (limit == 0), abs=1e-6)
 
 
 def test_nothing_is_decoded_after_what_loses_too_much(
@@ -89,10 +95,26 @@ def test_nothing_is_decoded_after_what_loses_too_much(
 ) -> None:
     monkeypatch.setattr(calibration_windows, "KINDS", FEW)
     monkeypatch.setattr(DecodeQuality, "is_harmless", False)
-    steps: list[int] = []
+    counted = Counted()
     table, windows = _table(llm, by_query_head=False), make_windows(llm, LENGTH)
-    quality = measure_decode(llm, table, BUDGET, windows, on_step=lambda: steps.append(1))
-    assert (list(quality.kl), len(steps)) == (["pairs"], 2 * 4)
+    quality = measure_decode(llm, table, BUDGET, windows, counted.steps(48), CalibrationNotes())
+    assert (list(quality.kl), counted.done) == (["pairs"], 2 * 2)
+
+
+def test_kinds_that_are_noted_are_not_decoded_again(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration_windows, "KINDS", FEW)
+    monkeypatch.setattr(DecodeQuality, "is_harmless", True)
+    table, windows, notes = (
+        _table(llm, by_query_head=False),
+        make_windows(llm, LENGTH),
+        CalibrationNotes(),
+    )
+    for n_steps in (8, 0):
+        counted = Counted()
+        measure_decode(llm, table, BUDGET, windows, counted.steps(48), notes)
+        assert counted.done == n_steps
 
 
 @pytest.mark.parametrize(
@@ -112,25 +134,29 @@ def test_more_keys_are_tried_where_few_lose_too_much(
     harmless_from: int,
     tried: list[int],
 ) -> None:
-    measured, steps = [], []
+    measured, counted = [], Counted(count_decode_steps(EMPTY) * llm.config.n_layers)
 
     def measure(
-        llm: LLM, table: BudgetTable, budget: int, windows: Windows, *, on_step: Callable[[], None]
+        llm: LLM,
+        table: BudgetTable,
+        budget: int,
+        windows: Windows,
+        steps: Steps,
+        notes: CalibrationNotes,
     ) -> DecodeQuality:
         # The next budget begins with what the one before was given up at.
         assert list(windows) == (["prose", "pairs"] if measured else ["pairs", "prose"])
         measured.append(budget)
-        for _ in range(16):
-            on_step()
+        steps.advance(8)
         kl = {"prose": 0.0 if budget >= harmless_from else 1.0}
         return DecodeQuality(budget=budget, length=LENGTH, kl=kl)
 
     monkeypatch.setattr(decode_calibration, "measure_decode", measure)
     table = _table(llm, by_query_head=False)
-    quality = find_decode(llm, table, budget, EMPTY, lambda: steps.append(1))
+    quality = find_decode(llm, table, budget, EMPTY, counted.progress, CalibrationNotes())
     assert (measured, quality.budget) == (tried, tried[-1])
     assert quality.is_harmless == (tried[-1] >= harmless_from)
-    assert len(steps) == count_decode_steps(EMPTY)
+    assert counted.done == counted.total == 8 * len(tried) * llm.config.n_layers
 
 
 def test_a_calibration_measures_decode(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,10 +164,11 @@ def test_a_calibration_measures_decode(llm: LLM, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(calibration_windows, "KINDS", FEW)
     monkeypatch.setattr(decode_calibration, "_BUDGETS", (1024,))
     monkeypatch.setattr(calibration, "find_prefill", lambda *_, **__: ())
-    monkeypatch.setattr(calibration, "count_prefill_steps", lambda *_: 0)
+    for module, name in ((calibration, "count_prefill_steps"), (calibration, "count_loss_steps")):
+        monkeypatch.setattr(module, name, lambda *_: 0)
     texts = [" ".join(["the art of the thing is that it is there"] * 400)]
     losses = {512: 0.7, 768: 0.4, 1024: 0.1}
-    monkeypatch.setattr(calibration, "_measure_losses", lambda *_: losses)
+    monkeypatch.setattr(TextMeter, "measure_losses", lambda *_: losses)
     assert calibrate(llm, texts, length=LENGTH, decode=False).decode is None
     assert calibrate(llm, texts, length=2303).decode is None
     reports: list[tuple[str, int, int]] = []
@@ -149,8 +176,9 @@ def test_a_calibration_measures_decode(llm: LLM, monkeypatch: pytest.MonkeyPatch
     assert table.n_heads == llm.config.n_heads
     assert table.decode is not None
     assert (table.decode.budget, table.decode.length) == (1024, LENGTH)
-    n_steps = llm.config.n_layers + count_decode_steps(EMPTY) + count_rounding_steps(llm, 1)
-    assert sum(stage == "calibrate" for stage, _, _ in reports) == n_steps
+    n_steps = count_decode_steps(EMPTY) + count_reading_steps(llm, 1)
+    _, done, total = reports[-1]
+    assert done == total <= n_steps * llm.config.n_layers
     assert any(kl > 0 for kl in table.decode.kl.values())
     # What was not asked for costs nobody a table.
     few = UsageError("too few")
@@ -166,5 +194,5 @@ def test_a_calibration_measures_decode(llm: LLM, monkeypatch: pytest.MonkeyPatch
     require_decodable(2304)
     with pytest.raises(UsageError, match="at least 2304 tokens, got 2303"):
         calibrate(llm, texts, length=2303, decode=True)
-    monkeypatch.setattr(calibration, "_measure_losses", lambda *_: {512: 0.7})
+    monkeypatch.setattr(TextMeter, "measure_losses", lambda *_: {512: 0.7})
     assert calibrate(llm, texts, length=LENGTH, decode=True).decode is None

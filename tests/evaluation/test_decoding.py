@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from edgeh2o.evaluation.reading import prefill_prompt
 from edgeh2o.evaluation.suite import evaluate_suite
 from edgeh2o.evaluation.windows import cut_windows
 from edgeh2o.llm import LLM
+from tests.evaluation.counted import CountingRunner
 from tests.tiny_models import TinyModelFactory
 
 CONTEXT, DECODED = 2200, 40
@@ -84,6 +87,34 @@ def test_kinds_of_text_are_decoded(llm: LLM) -> None:
         assert kind.tokens == 2 * (DECODED - 1)
         assert kind.kl == pytest.approx(np.mean([part.kl for part in scores]))
         assert kind.kl > 1e-6
+
+
+@pytest.mark.parametrize("by_query_head", [False, True])
+def test_a_prompt_that_is_shared_is_read_once(llm: LLM, by_query_head: bool) -> None:
+    """What is decoded after it is, bit for bit, what is decoded after one of its own."""
+    n_sets = llm.config.n_layers * (llm.config.n_heads if by_query_head else llm.config.n_kv_heads)
+    dense = HeadwiseConfig(
+        budgets=(64,) * n_sets, by_query_head=by_query_head, decode_attention="dense"
+    )
+    n_slots = llm.config.n_layers * llm.config.n_kv_heads
+    rule = replace(
+        dense, decode_attention="headwise", decode_budgets=(None, *(64,) * (n_slots - 1))
+    )
+    window, found = make_window(llm, "pairs", CONTEXT), []
+    for shares_prompt in (False, True):
+        reads: list[int] = []
+        runners: list[Any] = [
+            CountingRunner(llm.start_runner(CONTEXT, attention=each), reads)
+            for each in (dense, rule)
+        ]
+        (scores,) = compare_decodes(
+            runners, window, DECODED, on_tokens=lambda _: None, shares_prompt=shares_prompt
+        )
+        found.append(scores)
+        assert sum(reads) == (CONTEXT - DECODED) * (1 if shares_prompt else 2)
+    assert found[0].kl.mean() > 1e-6
+    for item in ("dense_nll", "sparse_nll", "kl"):
+        np.testing.assert_array_equal(getattr(found[0], item), getattr(found[1], item))
 
 
 def test_short_prompts_are_decoded_densely(llm: LLM, text: str) -> None:

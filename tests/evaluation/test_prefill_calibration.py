@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -17,6 +18,7 @@ from edgeh2o.attention.rounding_quality import RoundingQuality
 from edgeh2o.errors import ResourceError, UsageError
 from edgeh2o.evaluation import calibration, calibration_windows, prefill_calibration
 from edgeh2o.evaluation.calibration import calibrate
+from edgeh2o.evaluation.calibration_notes import CalibrationNotes
 from edgeh2o.evaluation.calibration_windows import Windows, make_long_windows, make_windows
 from edgeh2o.evaluation.comparison import WindowComparer, join_scores
 from edgeh2o.evaluation.long_texts import KINDS, Window, make_window
@@ -25,7 +27,10 @@ from edgeh2o.evaluation.prefill_calibration import (
     count_prefill_steps,
     find_prefill,
 )
+from edgeh2o.evaluation.progress import Progress, Steps
+from edgeh2o.evaluation.text_calibration import TextMeter
 from tests.budget_tables import harmless_table
+from tests.evaluation.counted import Counted, CountingRunner
 from tests.tiny_models import TinyModelFactory
 
 LENGTH, BUDGET = 2048, 64
@@ -65,7 +70,7 @@ def test_windows_are_of_two_lengths(llm: LLM) -> None:
 
 def test_what_is_lost_is_that_of_a_default_run(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against a dense run; divergences above the limit less what other chunks make."""
-    table, steps = harmless_table(llm.config, BUDGET), []
+    table, counted = harmless_table(llm.config, BUDGET), Counted()
     windows = {"pairs": [make_window(llm, "pairs", LENGTH, seed=seed) for seed in (0, 1)]}
     # Heads of random weights need everything.
     monkeypatch.setattr(prefill_calibration, "ERROR_OF_DEFAULT_LOSS", 60.0)
@@ -84,8 +89,8 @@ def test_what_is_lost_is_that_of_a_default_run(llm: LLM, monkeypatch: pytest.Mon
 
     for limit in (0.0, np.inf):
         monkeypatch.setattr(prefill_calibration, "kl_limit", lambda _, limit=limit: limit)
-        meter = PrefillMeter(llm, table, windows)
-        quality = meter.measure(BUDGET, on_step=lambda: steps.append(1))
+        meter = PrefillMeter(llm, table, windows, counted.steps(4), CalibrationNotes())
+        quality = meter.measure(BUDGET)
         assert (quality.budget, quality.length) == (BUDGET, LENGTH)
         for kind, texts in windows.items():
             loss, kl = scores({"attention": rule, "prefill": prefill}, texts)
@@ -95,26 +100,52 @@ def test_what_is_lost_is_that_of_a_default_run(llm: LLM, monkeypatch: pytest.Mon
             assert quality.loss_error[kind] > 0
             assert kl > 2 * floor > 0
             assert quality.kl[kind] == pytest.approx(kl - floor * (limit == 0), abs=1e-6)
-    assert len(steps) == 2 * 2
+    assert counted.done == 2 * 2
 
 
 def test_nothing_is_read_after_what_loses_too_much(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table, steps = harmless_table(llm.config, BUDGET), []
+    table, counted = harmless_table(llm.config, BUDGET), Counted()
     windows = {kind: [make_window(llm, kind, LENGTH, seed=0)] for kind in ("pairs", "prose")}
     monkeypatch.setattr(prefill_calibration, "ERROR_OF_DEFAULT_LOSS", 60.0)
-    meter = PrefillMeter(llm, table, windows)
-    for given_up_at, read in (
-        ("pairs", ["pairs"]),
-        ("prose", ["pairs", "prose"]),
-        ("", ["prose", "pairs"]),  # what the budget before was given up at comes first
+    notes = CalibrationNotes()
+    meter = PrefillMeter(llm, table, windows, counted.steps(9), notes)
+    for budget, given_up_at, read in (
+        (BUDGET, "pairs", ["pairs"]),
+        (80, "prose", ["pairs", "prose"]),
+        (96, "", ["prose", "pairs"]),  # what the budget before was given up at comes first
     ):
         is_hopeless = property(lambda quality, kind=given_up_at: kind in quality.loss)
         monkeypatch.setattr(PrefillQuality, "is_hopeless", is_hopeless)
-        quality = meter.measure(BUDGET, on_step=lambda: steps.append(1))
+        quality = meter.measure(budget)
         assert [list(each) for each in (quality.loss, quality.loss_error, quality.kl)] == [read] * 3
-    assert len(steps) == 1 + 2 + 2
+    assert counted.done == 1 + 2 + 2
+    again = PrefillMeter(llm, table, windows, counted.steps(9), notes).measure(96)
+    assert (counted.done, again) == (1 + 2 + 2, quality)
+
+
+def test_a_window_that_was_read_last_is_not_read_again(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the next budget, of the two that a kind of text has."""
+    llm = LLM(llm.model_path, prefill=PrefillConfig(batch_size=LENGTH))
+    table, reads = harmless_table(llm.config, BUDGET), []
+    windows = {"pairs": [make_window(llm, "pairs", LENGTH, seed=seed) for seed in (0, 1)]}
+    monkeypatch.setattr(prefill_calibration, "kl_limit", lambda _: np.inf)
+    start = type(llm).start_runner
+
+    def start_counting(self: LLM, *args: Any, attention: Any, **options: Any) -> Any:
+        runner = start(self, *args, attention=attention, **options)
+        return CountingRunner(runner, reads) if attention == DenseConfig() else runner
+
+    monkeypatch.setattr(type(llm), "start_runner", start_counting)
+    meter = PrefillMeter(llm, table, windows, Counted().steps(4), CalibrationNotes())
+    qualities = [meter.measure(budget) for budget in (BUDGET, 80)]
+    assert len(reads) == 3
+    alone = PrefillMeter(llm, table, windows, Counted().steps(4), CalibrationNotes()).measure(80)
+    assert alone.loss["pairs"] == pytest.approx(qualities[1].loss["pairs"], abs=1e-4)
+    llm.close()
 
 
 @pytest.mark.parametrize(
@@ -135,9 +166,10 @@ def test_windows_are_read_as_a_default_run_reads_them(
     start = Mock(side_effect=[Mock(), ResourceError("enough")])
     monkeypatch.setattr(type(llm), "start_runner", start)
     table = harmless_table(llm.config, 512, rounding=rounding)
-    meter = PrefillMeter(llm, table, {"prose": [zeros(LENGTH)]}, base)
+    windows = {"prose": [zeros(LENGTH)]}
+    meter = PrefillMeter(llm, table, windows, Counted().steps(1), CalibrationNotes(), base)
     with pytest.raises(ResourceError):
-        meter.measure(budget, on_step=lambda: None)
+        meter.measure(budget)
     asked = start.call_args.kwargs
     assert asked["attention"].budgets == grow_budgets(table, 512, budget)
     assert asked["is_rounded"] is (rounding is not None)
@@ -167,22 +199,30 @@ def test_more_keys_are_tried_where_few_lose_too_much(
     expected: list[int],
 ) -> None:
     windows, long = {"prose": [zeros(4096)]}, {"pairs": [zeros(8192)]}
-    measured, steps = [], []
+    measured, n_layers = [], llm.config.n_layers
+    counted = Counted(count_prefill_steps(windows, long, 4) * n_layers)
 
     class Meter:
         def __init__(
-            self, llm: LLM, table: BudgetTable, windows: Windows, base: int | None = None
+            self,
+            llm: LLM,
+            table: BudgetTable,
+            windows: Windows,
+            steps: Steps,
+            notes: CalibrationNotes,
+            base: int | None = None,
         ) -> None:
+            self.steps = steps
             ((self.kind, (window,)),) = windows.items()
             self.length = len(window)
             assert base == (None if self.length == 4096 else expected[0])
 
-        def measure(self, budget: int, *, on_step: Callable[[], None]) -> PrefillQuality:
+        def measure(self, budget: int) -> PrefillQuality:
             measured.append(budget if self.length == 4096 else -budget)
             harmless_from = plain_from if self.length == 4096 else long_from
             if harmless_from is None:
                 raise ResourceError("two sessions do not fit")
-            on_step()
+            self.steps.advance()
             return PrefillQuality(
                 budget=budget,
                 length=self.length,
@@ -195,11 +235,12 @@ def test_more_keys_are_tried_where_few_lose_too_much(
     table = replace(
         harmless_table(llm.config, 512), losses={256: 0.6, 512: 0.4, 768: 0.1, 1024: 0.0}
     )
-    found = find_prefill(llm, table, windows, long, on_step=lambda: steps.append(1))
+    found = find_prefill(llm, table, windows, long, counted.progress, CalibrationNotes())
     assert (measured, [each.budget for each in found]) == (tried, expected)
     assert [each.length for each in found] == [4096, 8192][: len(expected)]
     assert found[0].is_harmless == (plain_from <= 1024)
-    assert len(steps) == count_prefill_steps(windows, long, 4) == 4 + 5 * 3
+    n_measured = len(measured) - (long_from is None)
+    assert counted.done == counted.total == n_measured * n_layers
 
 
 def test_budgets_that_are_not_worth_it_are_not_tried(
@@ -214,24 +255,29 @@ def test_budgets_that_are_not_worth_it_are_not_tried(
     monkeypatch.setattr(prefill_calibration, "_find_least", find)
     windows, long = {"pairs": [zeros(2048)]}, {"pairs": [zeros(4096)]}
     table = replace(harmless_table(llm.config, 1024), length=2048)
-    assert find_prefill(llm, table, windows, long, on_step=lambda: None) == (quality,)
+    assert find_prefill(llm, table, windows, long, Progress(None, 0), CalibrationNotes()) == (
+        quality,
+    )
     (_, least), (_, tried) = (call.args for call in find.call_args_list)
     assert least == [1024]
     assert tried == [1024, 1216, 1344]  # of up to 1,664
     monkeypatch.setattr(prefill_calibration, "_WORTHWHILE", 0.1)
-    assert find_prefill(llm, table, windows, long, on_step=lambda: None) == (quality,)
+    assert find_prefill(llm, table, windows, long, Progress(None, 0), CalibrationNotes()) == (
+        quality,
+    )
     assert find.call_count == 3
 
 
 def test_nothing_is_measured_where_every_budget_loses_too_much(llm: LLM) -> None:
     table = replace(harmless_table(llm.config, 512), losses={512: 0.7})
-    assert find_prefill(llm, table, {}, {}, on_step=lambda: None) == ()
+    assert find_prefill(llm, table, {}, {}, Progress(None, 0), CalibrationNotes()) == ()
 
 
 def test_a_calibration_measures_prompts(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [" ".join(["the art of the thing is that it is there"] * 400)]
     monkeypatch.setattr(calibration, "MEASURED_BUDGETS", (512, 768))
-    monkeypatch.setattr(calibration, "_measure_losses", lambda *_: {512: 0.7, 768: 0.4})
+    monkeypatch.setattr(calibration, "count_loss_steps", lambda *_: 0)
+    monkeypatch.setattr(TextMeter, "measure_losses", lambda *_: {512: 0.7, 768: 0.4})
     reports: list[tuple[str, int, int]] = []
     table = calibrate(
         llm,
@@ -243,7 +289,7 @@ def test_a_calibration_measures_prompts(llm: LLM, monkeypatch: pytest.MonkeyPatc
     assert table.prefill[0].budget == 768
     assert table.prefill[0].kl.keys() == FEW.keys()
     _, done, total = reports[-1]
-    assert done == total - 3  # the losses, which were not measured
+    assert done == total
     # What nobody asked for costs nobody a table.
     monkeypatch.setattr(calibration_windows, "make_window", Mock(side_effect=UsageError("few")))
     assert calibrate(llm, texts, length=LENGTH, decode=False).prefill == ()
