@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ..attention.budget_table import BudgetTable
     from ..llm import LLM
 
-# A window of twice the length takes about as long as so many others.
-_LONG_STEPS = 3
+# A window is read densely and by a budget; one of twice the length takes about twice as long.
+_WINDOW_STEPS, _LONG_STEPS = 2, 4
 # Of what a budget grows to at twice the length, what is tried there.
 _LONG_FACTORS = (1, 7 / 6, 4 / 3, 3 / 2, 5 / 3)
 # Of the keys that dense prompts read: with more, little is gained by a sparse one.
@@ -36,7 +36,7 @@ _SCORED = 1 / 4
 def count_prefill_steps(windows: Windows, long: Windows, n_budgets: int) -> int:
     """Steps of ``find_prefill``, each about as long as a read of a window."""
     n_long = len(_LONG_FACTORS) * _LONG_STEPS * count_windows(long)
-    return n_budgets * count_windows(windows) + n_long
+    return n_budgets * _WINDOW_STEPS * count_windows(windows) + n_long
 
 
 def find_prefill(
@@ -166,7 +166,7 @@ class PrefillMeter:
         kl = float(scores.kl.mean())
         if kl > kl_limit(kind):
             kl = max(0.0, kl - self._measure_rounding(kind))
-        n_steps = _LONG_STEPS if self._base else 1
+        n_steps = _LONG_STEPS if self._base else _WINDOW_STEPS
         self._steps.advance(n_steps * len(self._windows[kind]))
         return round(loss, 4), round(error, 4), round(kl, 6)
 

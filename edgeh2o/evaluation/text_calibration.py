@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 # Mean budgets whose perplexity loss is measured, for --max-loss.
 MEASURED_BUDGETS = (512, 768, 1024, 1280)
-# The heads' errors of a text take about as long as so many reads.
-_ERROR_STEPS = 3
+# A dense read that shows the heads' errors takes about as long as so many others.
+_ERROR_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True)

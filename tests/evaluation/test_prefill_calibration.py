@@ -64,7 +64,7 @@ def test_windows_are_of_two_lengths(llm: LLM) -> None:
     assert {kind: [len(w) for w in texts] for kind, texts in long.items()} == {
         "pairs": [2 * LENGTH]
     }
-    assert count_prefill_steps(windows, long, 2) == 2 * 4 + 5 * 3
+    assert count_prefill_steps(windows, long, 2) == 2 * 2 * 4 + 5 * 4
     assert make_long_windows(llm, 2 * LENGTH + 1) == {}  # longer than it was trained on
 
 
@@ -100,7 +100,7 @@ def test_what_is_lost_is_that_of_a_default_run(llm: LLM, monkeypatch: pytest.Mon
             assert quality.loss_error[kind] > 0
             assert kl > 2 * floor > 0
             assert quality.kl[kind] == pytest.approx(kl - floor * (limit == 0), abs=1e-6)
-    assert counted.done == 2 * 2
+    assert counted.done == 2 * 2 * 2
 
 
 def test_nothing_is_read_after_what_loses_too_much(
@@ -120,9 +120,9 @@ def test_nothing_is_read_after_what_loses_too_much(
         monkeypatch.setattr(PrefillQuality, "is_hopeless", is_hopeless)
         quality = meter.measure(budget)
         assert [list(each) for each in (quality.loss, quality.loss_error, quality.kl)] == [read] * 3
-    assert counted.done == 1 + 2 + 2
+    assert counted.done == 2 * (1 + 2 + 2)
     again = PrefillMeter(llm, table, windows, counted.steps(9), notes).measure(96)
-    assert (counted.done, again) == (1 + 2 + 2, quality)
+    assert (counted.done, again) == (2 * (1 + 2 + 2), quality)
 
 
 def test_a_window_that_was_read_last_is_not_read_again(
