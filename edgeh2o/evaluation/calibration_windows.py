@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 Windows = Mapping[str, Sequence[Window]]
 
 _SEEDS = (0, 1)
-# What loses most comes first, so that too small a budget is given up early.
-_FIRST_KINDS = ("pairs", "facts", "table", "dialogue")
+# What loses most comes first, so that too small a budget is given up early: of prompts pairs, of
+# generated tokens dialogues.
+_FIRST_KINDS = ("pairs", "dialogue", "facts", "table")
 # Of twice the length, where budgets grow, by one seed.
 _LONG_KINDS = ("pairs", "facts", "dialogue")
 
