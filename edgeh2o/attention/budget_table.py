@@ -22,7 +22,7 @@ from ..formats.atomic_file import make_folder, write_file
 from ..option_fields import MAX_CONTEXT
 from .decode_quality import DecodeQuality
 from .prefill_quality import PrefillQuality, read_qualities
-from .rounding_quality import RoundingQuality
+from .rounding_quality import ERROR_LIMIT, RoundingQuality
 
 TABLE_FORMAT = 1
 TABLE_SUFFIX = ".budgets.json"
@@ -49,7 +49,7 @@ class BudgetTable:
     was made while prompts were answered, is the mean over ``prompts`` of them; 0: no profile.
     ``prefill`` and ``decode`` are what prompts, by ascending length, and generated tokens lose by
     the budgets, and ``rounding`` what products of attention in 8 bits lose, where that was
-    measured.
+    measured. Of a profile ``rounding_error`` says how much outputs are off by them, in percent.
     """
 
     model: str
@@ -69,6 +69,14 @@ class BudgetTable:
     prefill: tuple[PrefillQuality, ...] = ()
     decode: DecodeQuality | None = None
     rounding: RoundingQuality | None = None
+    rounding_error: float | None = None
+
+    @property
+    def may_round_products(self) -> bool:
+        """Whether attention in 8 bits is harmless by what is known of the model."""
+        if self.rounding is not None:
+            return self.rounding.is_harmless
+        return self.rounding_error is not None and self.rounding_error <= ERROR_LIMIT
 
     @property
     def n_layer_heads(self) -> int:
@@ -175,6 +183,11 @@ class BudgetTable:
             **({"prefill": [each.to_dict() for each in self.prefill]} if self.prefill else {}),
             **({"decode": self.decode.to_dict()} if self.decode else {}),
             **({"rounding": self.rounding.to_dict()} if self.rounding else {}),
+            **(
+                {}
+                if self.rounding_error is None
+                else {"rounding_error": round(self.rounding_error, 3)}
+            ),
         }
         head = json.dumps(data, indent=1)[:-2]
         rows = ",\n".join(
@@ -228,6 +241,7 @@ def _read_table(data: Any) -> BudgetTable:
         prefill=read_qualities(data.get("prefill"), int(data["length"])),
         decode=DecodeQuality.from_dict(data.get("decode")),
         rounding=RoundingQuality.from_dict(data.get("rounding")),
+        rounding_error=None if (error := data.get("rounding_error")) is None else float(error),
     )
     levels = table.levels
     if not levels or list(levels) != sorted(set(levels)) or not 0 < levels[0] <= MAX_CONTEXT:
@@ -246,6 +260,8 @@ def _read_table(data: Any) -> BudgetTable:
         raise ValueError("errors must be finite and not negative")
     if not all(map(math.isfinite, table.losses.values())):
         raise ValueError("losses must be finite")
+    if table.rounding_error is not None and not 0 <= table.rounding_error < math.inf:
+        raise ValueError("rounding_error must be finite and not negative")
     if table.prompts < 0:
         raise ValueError("the number of prompts must not be negative")
     return table

@@ -294,7 +294,7 @@ class HeadwiseConfig(HeadwiseSettings):
     @property
     def may_round_products(self) -> bool:
         table = self.found.table if self.found else None
-        return table is not None and table.rounding is not None and table.rounding.is_harmless
+        return table is not None and table.may_round_products
 
     @property
     def leaves_decode_open(self) -> bool:

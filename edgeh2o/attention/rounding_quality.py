@@ -16,6 +16,15 @@ KL_LIMIT = 1e-3
 LOOK_UP_KL_LIMIT = 2e-3
 LOOK_UP_TEXTS = ("facts", "pairs", "table")
 LOSS_LIMIT = 0.1
+# What outputs of attention may be off by, in percent, where losses were not measured: SmolLM2-135M
+# with 1.4 to 1.7, by the prompt, and Qwen2.5-Coder-0.5B with 1.1 to 1.4 keep these limits, Gemma 3
+# 270M with 2.3 to 3.1 does not.
+ERROR_LIMIT = 1.9
+
+
+def rounding_limit(text: str) -> float:
+    """The highest mean KL divergence of a text that is harmless, in nats."""
+    return LOOK_UP_KL_LIMIT if text in LOOK_UP_TEXTS else KL_LIMIT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +42,7 @@ class RoundingQuality:
     def is_harmless(self) -> bool:
         """Whether long prompts may be read so by default."""
         return self.loss <= LOSS_LIMIT and all(
-            kl <= (LOOK_UP_KL_LIMIT if text in LOOK_UP_TEXTS else KL_LIMIT)
-            for text, kl in self.kl.items()
+            kl <= rounding_limit(text) for text, kl in self.kl.items()
         )
 
     def to_dict(self) -> dict[str, Any]:

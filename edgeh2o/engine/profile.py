@@ -21,6 +21,7 @@ from ..attention.headwise import HeadwiseConfig
 from ..attention.kept_profiles import PARTS, PROFILE_TOKENS
 from ..runners.base import SessionShape
 from .calibration import FIRST_QUERY, LEVELS, LayerProbe, n_table_heads
+from .rounding_probe import RoundingProbe
 
 if TYPE_CHECKING:
     from ..runners.native import NativeModel
@@ -59,6 +60,7 @@ class PromptProfiler:
             n_directions=N_DIRECTIONS,
             query_step=QUERY_STEP,
         )
+        self._rounding = RoundingProbe(model.config, PROFILE_TOKENS, threads=threads)
 
     def __call__(
         self, layer: int, residual: Floats, q: Floats, k: Floats, v: Floats, attended: Floats
@@ -66,6 +68,7 @@ class PromptProfiler:
         """Measures a layer of the call, if it is its turn."""
         if self._n_known == 0:
             self._probe(layer, residual, q, k, v, attended)
+            self._rounding(layer, q, k, v, attended)
         elif layer % PARTS == self._n_known % PARTS:
             self._probe(layer, residual, q, k, v, None)
 
@@ -91,6 +94,7 @@ class PromptProfiler:
             texts=(f"prompt of {n_prompt_tokens} tokens",),
             version=__version__,
             prompts=1,
+            rounding_error=self._rounding.error_percent,
         )
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..attention.dense import DenseConfig
 from ..attention.headwise import HeadwiseConfig
-from ..attention.rounding_quality import KL_LIMIT, RoundingQuality
+from ..attention.rounding_quality import RoundingQuality, rounding_limit
 from ..engine.calibration import FIRST_QUERY, measure_head_errors
 from .comparison import WindowComparer, score_window
 from .progress import Steps
@@ -95,7 +95,8 @@ class TextMeter:
 
             reading = TextReading(**self._notes.recall(f"text: {text.name}", measure))
             readings.append(reading)
-            may_round = reading.rounding_kl is not None and reading.rounding_kl <= KL_LIMIT
+            kl = reading.rounding_kl
+            may_round = kl is not None and kl <= rounding_limit(text.name)
         steps.finish()
         return readings
 

@@ -151,6 +151,8 @@ def changed(**values: object) -> str:
         (changed(decode={"budget": 8, "length": 9, "kl": {"code": -1}}), "divergences must be"),
         (changed(decode={"budget": 8, "length": 9, "kl": {"code": math.nan}}), "divergences must"),
         (changed(rounding={"length": 9, "loss": 0}), "rounding is no object"),
+        (changed(rounding_error=-1), "rounding_error must be"),
+        (changed(rounding_error=math.nan), "rounding_error must be"),
         (changed(rounding={"length": 9, "kl": {"code": 0}}), "'loss' is missing"),
         (changed(rounding={"length": 9, "kl": {"code": 0}, "loss": math.inf}), "losses must"),
         (changed(rounding={"length": 9, "kl": {"code": -1}, "loss": 0}), "losses must"),
@@ -163,9 +165,21 @@ def test_unusable_tables_are_refused(text: str, message: str) -> None:
 
 
 def test_rounding_is_harmless_below_both_limits() -> None:
+    """Texts that look things up may differ twice as much."""
     for kl, loss, expected in ((1e-3, 0.1, True), (1.1e-3, 0.0, False), (0.0, 0.11, False)):
-        kls = {"prose": 0.0, "pairs": kl}
-        assert RoundingQuality(length=4096, kl=kls, loss=loss).is_harmless == expected
+        for text, factor in (("prose", 1), ("text 1", 1), ("pairs", 2), ("facts", 2), ("table", 2)):
+            quality = RoundingQuality(length=4096, kl={"code": 0.0, text: factor * kl}, loss=loss)
+            assert quality.is_harmless == expected
+
+
+def test_a_profile_says_what_rounding_is_off_by() -> None:
+    table = replace(TABLE, prompts=1)
+    assert not table.may_round_products
+    for error, expected in ((1.9, True), (1.91, False)):
+        read = parse_table(replace(table, rounding_error=error).to_json(), "t")
+        assert read.rounding_error == error and read.may_round_products == expected
+    measured = RoundingQuality(length=4096, kl={"prose": 2e-3}, loss=0.0)
+    assert not replace(table, rounding_error=0.1, rounding=measured).may_round_products
 
 
 def test_a_table_that_cannot_be_read(tmp_path: Path) -> None:

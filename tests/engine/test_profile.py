@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
 
-from edgeh2o import LLM, HeadwiseConfig, PrefillConfig, SamplingParams
+from edgeh2o import LLM, HeadwiseConfig, PrefillConfig, SamplingParams, _core
 from edgeh2o.attention import head_budgets
 from edgeh2o.attention.base import SparseAttentionConfig
 from edgeh2o.attention.budget_table import table_path, write_table
-from edgeh2o.attention.head_budgets import PROFILE_BUDGET, SHARED_ERROR, UNKNOWN
+from edgeh2o.attention.head_budgets import PROFILE_BUDGET, SHARED_ERROR, TOO_SHORT, UNKNOWN
 from edgeh2o.attention.kept_profiles import (
     ENOUGH_PROMPTS,
     MIN_PROMPT,
@@ -26,11 +28,16 @@ from edgeh2o.attention.kept_profiles import (
 from edgeh2o.engine import calibration, learning, payoff, profile
 from edgeh2o.engine.calibration import LEVELS
 from edgeh2o.engine.profile import profile_prompt
+from edgeh2o.engine.rounding_probe import RoundingProbe
 from edgeh2o.errors import UsageError
 from edgeh2o.evaluation.ablation import evaluate_ablation
 from edgeh2o.evaluation.attention_patterns import visualize_attention_patterns
 from edgeh2o.evaluation.reading import prefill_prompt
+from edgeh2o.model_config import DecoderConfig
 from tests.tiny_models import TinyModelFactory
+
+if TYPE_CHECKING:
+    from edgeh2o.model_config import LatentHeads
 
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -343,3 +350,62 @@ def test_a_run_looks_for_its_table_once(path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_constants_agree() -> None:
     assert (learning.MIN_PROMPT, learning.FIRST_CALL) == (MIN_PROMPT, PROFILE_TOKENS)
+
+
+@pytest.mark.parametrize(("error", "expected"), [(1.9, "int8"), (1.91, "f32"), (None, "f32")])
+def test_dense_prompts_are_rounded_where_that_was_shown_to_change_little(
+    path: Path, monkeypatch: pytest.MonkeyPatch, error: float | None, expected: str
+) -> None:
+    if "int8" not in _core.attention_precisions():
+        pytest.skip("no int8 products on this machine")
+    monkeypatch.setattr(_core, "best_attention_precision", lambda: "f32")
+    with LLM(path) as llm:
+        prompt = random_prompt(llm)
+        stats = llm.generate(prompt, ONE_TOKEN).stats
+        assert stats.attention_precision == "f32"  # what it teaches is exact
+        known = find_profile(llm.config.fingerprint)
+        assert known is not None and known.rounding_error is not None
+        write_table(replace(known, rounding_error=error), profile_path(known.fingerprint))
+    monkeypatch.setattr(payoff, "LEAST_SAVING", 1.0)  # sparse never pays
+    with LLM(path) as llm:
+        stats = llm.generate(prompt, ONE_TOKEN).stats
+        assert stats.attention["table"] == TOO_SHORT
+        assert stats.attention_precision == expected
+        assert llm.generate(prompt[:1000], ONE_TOKEN).stats.attention_precision == "f32"
+
+
+def test_what_rounding_is_off_by_is_that_of_the_attention(llm: LLM) -> None:
+    if "int8" not in _core.attention_precisions():
+        pytest.skip("no int8 products on this machine")
+    measured = profile_prompt(llm.model, random_prompt(llm), threads=1)
+    assert measured is not None and measured.rounding_error is not None
+    config, rng = llm.config, np.random.default_rng(0)
+    assert isinstance(config, DecoderConfig)
+    probe = RoundingProbe(config, 256, threads=1)
+    q, k, v = (
+        rng.standard_normal((300, n * config.head_dim), np.float32)
+        for n in (config.n_heads, config.n_kv_heads, config.n_kv_heads)
+    )
+    outputs = {}
+    for precision in ("f32", "int8"):
+        attention = _core.ChunkedAttention(
+            _core.dense_policy(),
+            config.n_heads,
+            config.n_kv_heads,
+            config.head_dim,
+            chunk_size=256,
+            batch_size=256,
+            max_context=256,
+            scale=config.attention_scale,
+            threads=1,
+            precision=precision,
+        )
+        rows = [part[:256].reshape(256, -1, config.head_dim) for part in (q, k, v)]
+        outputs[precision] = attention.run(0, *rows, is_last=True).reshape(256, -1)[128:]
+    for layer in range(2):
+        probe(layer, q, k, v, np.concatenate([np.zeros((128, q.shape[1])), outputs["f32"]]))
+    off = np.linalg.norm(outputs["int8"] - outputs["f32"]) / np.linalg.norm(outputs["f32"])
+    assert probe.error_percent == pytest.approx(100 * off) and 0.1 < 100 * off < 5
+    silent = RoundingProbe(replace(config, latent=cast("LatentHeads", object())), 256, threads=1)
+    silent(0, q, k, v, q)
+    assert silent.error_percent is None

@@ -103,8 +103,8 @@ def test_rounding_is_measured_until_it_loses_too_much(
         (np.inf, rounded_kl, 3),
         (rounded_kl / 10, rounded_kl - floor, 1),
     ):
-        for module in (text_calibration, rounding_calibration):
-            monkeypatch.setattr(module, "KL_LIMIT", limit)
+        monkeypatch.setattr(rounding_calibration, "KL_LIMIT", limit)
+        monkeypatch.setattr(text_calibration, "rounding_limit", lambda text, most=limit: most)
         counted = Counted(count_reading_steps(llm, 3) * llm.config.n_layers)
         readings = TextMeter(llm, LENGTH, CalibrationNotes()).read(texts, counted.progress)
         assert readings[0].rounding_kl == pytest.approx(expected)
