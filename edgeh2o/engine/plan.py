@@ -257,6 +257,11 @@ class RunPlan:
             return self.reading_all()
         return replace(self, attention=attention)
 
+    def staying_exact(self) -> RunPlan:
+        """The same with products in 8 bits for no prompt."""
+        exact = replace(self.precisions, rounded=self.precisions.exact)
+        return replace(self, precisions=exact)
+
     @property
     def is_on_gpu(self) -> bool:
         """Whether the model computes on a GPU."""

@@ -240,7 +240,8 @@ class PromptCache:
         if not has_learnt:
             self.running = self.running.reading_all_on()
         else:
-            chosen = choose_reading(self.plan, self.model, length)
+            # The runner multiplies exactly; dense prompts in 8 bits are for later ones.
+            chosen = choose_reading(self.plan.staying_exact(), self.model, length)
             reads_all = chosen.attention.reads_all
             self.running = self.plan.reading_all_on(saves_time=True) if reads_all else chosen
         chosen = cast("Any", self.running.attention)
