@@ -12,6 +12,7 @@ from ..attention.head_budgets import PROFILE_POINTS, TOO_SHORT, UNKNOWN, keys_pe
 from ..attention.kept_profiles import MIN_PROMPT, PROFILE_TOKENS, keep_profile
 from ..model_config import DecoderConfig
 from .memory_fit import find_room, require_fit
+from .payoff import choose_reading
 
 if TYPE_CHECKING:
     import numpy as np
@@ -119,6 +120,9 @@ def describe_knowledge(plan: RunPlan, model: LoadedModel, n_tokens: int, *, lear
     if isinstance(config, DecoderConfig) and any(layer.window for layer in config.layers):
         gain = "if that is faster"  # with few layers that read the whole past it may not be
     if learns:
+        chosen = choose_reading(plan, model, n_tokens).attention.report(config).get("table")
+        if chosen == TOO_SHORT:
+            return "read dense and profiled; later prompts may be read faster by that"
         return f"read dense and profiled; later prompts read sparse ({gain})"
     if model.shows_attention:
         cure = f"a prompt that begins with {MIN_PROMPT:,} tokens makes a profile"

@@ -121,8 +121,7 @@ class OpenModel:
     @property
     def may_round_attention(self) -> bool:
         """Whether this machine has products in 8 bits for it, and no precision was asked for."""
-        precisions = self._session.plan.precisions
-        return precisions.rounded != precisions.exact
+        return self._session.plan.precisions.may_round
 
     def resolve_attention(
         self, n_prompt: int, attention: SparseAttentionConfig | None = None

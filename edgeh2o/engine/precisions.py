@@ -42,6 +42,11 @@ class AttentionPrecisions:
         )
         return cls(exact, rounded)
 
+    @property
+    def may_round(self) -> bool:
+        """Whether there are products in 8 bits, and no precision was asked for."""
+        return self.rounded != self.exact
+
     def choose(
         self,
         attention: SparseAttentionConfig,

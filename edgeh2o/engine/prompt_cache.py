@@ -94,9 +94,12 @@ class PromptCache:
             return plan.rounding_for(context), context
         length = context if stays_open else min(n_prompt, context)
         plan = choose_reading(self.plan, self.model, length)
-        learns = n_prompt <= context and may_learn(plan, self.model, n_prompt)
-        if learns and plan.attention.profiled_prompts == 0:
-            plan = plan.learning(context)
+        is_unknown = self.plan.attention.profiled_prompts == 0
+        if is_unknown and n_prompt <= context and may_learn(self.plan, self.model, n_prompt):
+            if plan.attention.profiled_prompts == 0:
+                plan = plan.learning(context)
+            elif plan.precisions.may_round:  # it shows whether later ones can be read in 8 bits
+                plan = self.plan.reading_all()
         return plan.evicting() if goes_on else plan, context
 
     def begin_anew(self, plan: RunPlan, context: int) -> Runner:

@@ -402,8 +402,9 @@ def test_what_rounding_is_off_by_is_that_of_the_attention(llm: LLM) -> None:
         )
         rows = [part[:256].reshape(256, -1, config.head_dim) for part in (q, k, v)]
         outputs[precision] = attention.run(0, *rows, is_last=True).reshape(256, -1)[128:]
-    for layer in range(2):
-        probe(layer, q, k, v, np.concatenate([np.zeros((128, q.shape[1])), outputs["f32"]]))
+    exact = np.concatenate([np.zeros((128, q.shape[1])), outputs["f32"]])
+    for layer, attended in ((0, exact), (1, 2 * exact), (2, exact)):  # every second is left out
+        probe(layer, q, k, v, attended)
     off = np.linalg.norm(outputs["int8"] - outputs["f32"]) / np.linalg.norm(outputs["f32"])
     assert probe.error_percent == pytest.approx(100 * off) and 0.1 < 100 * off < 5
     silent = RoundingProbe(replace(config, latent=cast("LatentHeads", object())), 256, threads=1)
