@@ -15,36 +15,33 @@ if TYPE_CHECKING:
     from ..model_config import ModelConfig
 
 Floats = NDArray[np.float32]
+MANY_LAYERS = 8  # half of SmolLM2-135M's 30 tell as much as all; Gemma 3 270M has 3
 
 
 class RoundingProbe:
     """Attends to the first ``n_tokens`` of a prompt in 8 bits too, layer by layer, densely.
 
     The second half of the queries counts. Layers with a window and those that are never rounded are
-    left out, and every second of the others.
+    left out, and of many others every second.
     """
 
     def __init__(self, config: ModelConfig, n_tokens: int, *, threads: int) -> None:
         is_rounded = isinstance(config, DecoderConfig) and config.latent is None
         is_rounded = is_rounded and "int8" in _core.attention_precisions()
         self._config = cast("DecoderConfig", config) if is_rounded else None
+        self._layers = _measured_layers(self._config) if self._config else frozenset()
         self._n_tokens = n_tokens
         self._threads = threads
         self._attentions: dict[int, _core.ChunkedAttention] = {}
         self._errors: list[float] = []
-        self._n_seen = 0
 
     def __call__(self, layer: int, q: Floats, k: Floats, v: Floats, attended: Floats) -> None:
         """Notes what a layer's outputs are off by."""
         if self._config is None:
             return
-        shape = self._config.layers[layer]
-        if shape.window or shape.has_large_keys:
+        if layer not in self._layers:
             return
-        self._n_seen += 1
-        if self._n_seen % 2 == 0:
-            return
-        n, n_heads = self._n_tokens, shape.n_heads
+        n, n_heads = self._n_tokens, self._config.layers[layer].n_heads
         if n_heads not in self._attentions:
             self._attentions[n_heads] = self._make(self._config, n_heads)
         attention = self._attentions[n_heads]
@@ -76,3 +73,12 @@ class RoundingProbe:
             threads=self._threads,
             precision="int8",
         )
+
+
+def _measured_layers(config: DecoderConfig) -> frozenset[int]:
+    rounded = [
+        index
+        for index, layer in enumerate(config.layers)
+        if not (layer.window or layer.has_large_keys)
+    ]
+    return frozenset(rounded[:: 2 if len(rounded) >= MANY_LAYERS else 1])

@@ -403,10 +403,15 @@ def test_what_rounding_is_off_by_is_that_of_the_attention(llm: LLM) -> None:
         rows = [part[:256].reshape(256, -1, config.head_dim) for part in (q, k, v)]
         outputs[precision] = attention.run(0, *rows, is_last=True).reshape(256, -1)[128:]
     exact = np.concatenate([np.zeros((128, q.shape[1])), outputs["f32"]])
-    for layer, attended in ((0, exact), (1, 2 * exact), (2, exact)):  # every second is left out
-        probe(layer, q, k, v, attended)
+    for layer in range(2):
+        probe(layer, q, k, v, exact)
     off = np.linalg.norm(outputs["int8"] - outputs["f32"]) / np.linalg.norm(outputs["f32"])
     assert probe.error_percent == pytest.approx(100 * off) and 0.1 < 100 * off < 5
+    plain, large = config.layers[0], replace(config.layers[0], has_large_keys=True)
+    many = RoundingProbe(replace(config, layers=(large, *9 * [plain])), 256, threads=1)
+    for layer in range(10):  # of the other nine every second
+        many(layer, q, k, v, exact if layer % 2 else 2 * exact)
+    assert many.error_percent == pytest.approx(100 * off)
     silent = RoundingProbe(replace(config, latent=cast("LatentHeads", object())), 256, threads=1)
     silent(0, q, k, v, q)
     assert silent.error_percent is None
