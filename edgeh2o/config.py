@@ -280,8 +280,8 @@ class RuntimeConfig:
         "auto",
         "--attention-precision",
         help="what the products of prefill attention are rounded to; auto: int8 for prompts of "
-        "1,024 tokens and more by a budget table that knows it to be harmless, else bf16 where it "
-        "is known to be faster and keys have no bias, else f32",
+        "1,024 tokens and more where a budget table knows it to be harmless or an earlier prompt "
+        "has shown it, else bf16 where it is known to be faster and keys have no bias, else f32",
         choices=ATTENTION_PRECISIONS,
     )
     check_tensors: bool = option(
