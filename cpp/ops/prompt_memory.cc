@@ -55,9 +55,10 @@ void PromptMemory::choose(SparsePolicy& policy, const KernelTable& table, const 
   parallel_for(n_kv_heads_, [&](size_t head, size_t) {
     rows_[head].is_chosen = false;
     if (reads_all_[head] && rows_[head].capacity > 0) return;
-    const MemorySet set = policy.end_prompt(
-        first_slot_ + head,
-        {{n_tokens, n_tokens}, {}, kv.k(head), kv.v(head), table.add_kv_rows_f32, nullptr, &pages});
+    SelectionInput input{{n_tokens, n_tokens},  {},      kv.k(head), kv.v(head),
+                         table.add_kv_rows_f32, nullptr, &pages};
+    input.add_kv_squares = table.add_kv_squares_f32;
+    const MemorySet set = policy.end_prompt(first_slot_ + head, input);
     EH2O_DASSERT(set.is_valid(n_tokens));
     if (set.positions) gather(table, kv, head, set);
   });

@@ -14,11 +14,11 @@ constexpr size_t kSampledQueries = 32;
 
 }  // namespace
 
-HeadwiseDecode::HeadwiseDecode(const HeadwiseOptions& options)
+HeadwiseDecode::HeadwiseDecode(const HeadwiseOptions& options, PageSums& sums)
     : options_(options),
       budgets_(options.decode_budgets.empty() ? options.budgets : options.decode_budgets),
       hitters_({/*is_mean=*/true, /*decay=*/1.0f}),
-      landmarks_(options.page_size, options.max_past, /*spread=*/0.0f),
+      landmarks_(sums, /*spread=*/0.0f),
       pages_(kPageSize, options.decode_pages, 2 * options.decode_pages) {
   EH2O_CHECK(!options.by_query_head || options.decode_from == SIZE_MAX || !options.decode_budgets.empty(),
              "generated tokens read by KV heads: by_query_head with decode_from needs decode_budgets");
@@ -50,23 +50,27 @@ size_t HeadwiseDecode::capacity(const PolicyShape& shape, size_t slot) const {
   return std::min(std::min(budgets_[slot], shape.max_context) + options_.n_local, shape.max_context);
 }
 
+std::vector<bool> HeadwiseDecode::landmark_slots(const PolicyShape& shape) const {
+  std::vector<bool> result;
+  for (size_t slot = 0; slot < shape.n_slots(); ++slot) result.push_back(capacity(shape, slot) > 0);
+  return result;
+}
+
 void HeadwiseDecode::take_buffers(Arena& arena, const PolicyShape& shape) {
   shape_ = shape;
   is_used_ = is_used(shape);
   std::vector<size_t> capacities;
-  std::vector<bool> has_landmarks;
   has_pages_.clear();
   max_positions_ = 0;
   for (size_t slot = 0; slot < shape.n_slots(); ++slot) {
     capacities.push_back(capacity(shape, slot));
     max_positions_ = std::max(max_positions_, capacities.back());
-    has_landmarks.push_back(capacities.back() > 0);
     has_pages_.push_back(capacities.back() == 0 && has_pages(shape));
   }
   chooses_ = std::find(has_pages_.begin(), has_pages_.end(), true) != has_pages_.end();
   if (!is_used_) return;
   hitters_.take_buffers(arena, shape, capacities);
-  landmarks_.take_buffers(arena, shape, has_landmarks);
+  landmarks_.take_buffers(arena, shape);
   pages_.take_buffers(arena, shape, has_pages_);
   positions_ = arena.take<int32_t>(shape.max_layer_slots * max_positions_);
 }
@@ -74,7 +78,6 @@ void HeadwiseDecode::take_buffers(Arena& arena, const PolicyShape& shape) {
 void HeadwiseDecode::begin_prompt() {
   if (!is_used_) return;
   hitters_.begin_prompt();
-  landmarks_.begin_prompt();
   pages_.begin_prompt();
 }
 

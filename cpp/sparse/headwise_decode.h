@@ -18,13 +18,16 @@ namespace edgeh2o {
 class HeadwiseDecode {
  public:
   // Throws std::invalid_argument if a budget is 0, or if there are none of KV heads.
-  explicit HeadwiseDecode(const HeadwiseOptions& options);
+  // sums: of the pages of landmarks, which prompts have too.
+  HeadwiseDecode(const HeadwiseOptions& options, PageSums& sums);
 
   // Whether generated tokens go by budgets. Where every head reads its whole past nothing is known of them,
   // and they read it too.
   bool is_used(const PolicyShape& shape) const;
   void add_needs(const PolicyShape& shape, PolicyNeeds& needs) const;
 
+  // [n_slots] which need pages with sums.
+  std::vector<bool> landmark_slots(const PolicyShape& shape) const;
   void take_buffers(Arena& arena, const PolicyShape& shape);
   void begin_prompt();
 

@@ -36,9 +36,10 @@ const PolicyRegistration kRegistration(
 HeadwisePolicy::HeadwisePolicy(const HeadwiseOptions& options)
     : options_(options),
       hitters_({/*is_mean=*/true, options.decay}),
-      landmarks_(options.page_size, options.max_past, options.spread),
+      sums_(options.page_size, options.max_past, options.spread > 0.0f),
+      landmarks_(sums_, options.spread),
       recall_(options.max_past),
-      decode_(options) {
+      decode_(options, sums_) {
   check_budgets(options.budgets);
   EH2O_CHECK(options.decay >= 0.0f && options.decay <= 1.0f, "decay = ", options.decay, " is not in [0, 1]");
   EH2O_CHECK(options.spread >= 0.0f && options.spread <= 1.0f, "spread = ", options.spread,
@@ -114,13 +115,17 @@ PolicyNeeds HeadwisePolicy::needs(const PolicyShape& shape) const {
 void HeadwisePolicy::take_buffers(Arena& arena, const PolicyShape& shape) {
   const std::vector<size_t> all = capacities(shape);
   const std::vector<bool> recall = recalls(shape);
-  std::vector<bool> has_landmarks;
-  for (size_t i = 0; i < all.size(); ++i) has_landmarks.push_back(all[i] > 0 || recall[i]);
+  const PolicyShape kv_shape = shape.of_kv_heads();
+  std::vector<bool> has_pages = decode_.landmark_slots(kv_shape);
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (all[i] > 0 || recall[i]) has_pages[shape.slots[i].kv_slot] = true;
+  }
   full_memory_ = arena.take<MemorySet>(shape.n_slots());
   hitters_.take_buffers(arena, shape, all);
-  landmarks_.take_buffers(arena, shape, has_landmarks);
+  sums_.take_buffers(arena, kv_shape, has_pages);
+  landmarks_.take_buffers(arena, shape);
   recall_.take_buffers(arena, shape, recall);
-  decode_.take_buffers(arena, shape.of_kv_heads());
+  decode_.take_buffers(arena, kv_shape);
 }
 
 size_t HeadwisePolicy::state_bytes(const PolicyShape& shape) const {
@@ -137,7 +142,7 @@ void HeadwisePolicy::begin_prompt() {
   std::fill_n(full_memory_, shape().n_slots(), MemorySet{});
   hitters_.begin_prompt();
   recall_.begin_prompt();
-  landmarks_.begin_prompt();
+  sums_.begin_prompt();
   decode_.begin_prompt();
 }
 

@@ -13,6 +13,7 @@
 #include "sparse/heavy_hitters.h"
 #include "sparse/landmarks.h"
 #include "sparse/page_recall.h"
+#include "sparse/page_sums.h"
 #include "sparse/sparse_policy.h"
 
 namespace edgeh2o {
@@ -80,6 +81,7 @@ class HeadwisePolicy final : public SparsePolicy {
 
   HeadwiseOptions options_;
   HeavyHitters hitters_;
+  PageSums sums_;
   Landmarks landmarks_;
   PageRecall recall_;
   HeadwiseDecode decode_;

@@ -7,10 +7,11 @@
 namespace edgeh2o {
 
 void PolicyShape::add_layer(size_t n_layer_slots, const SlotShape& slot) {
-  const size_t layer = n_layers();
+  const size_t layer = n_layers(), first_kv_slot = slots.empty() ? 0 : slots.back().kv_slot + 1;
   first_slots.push_back(n_slots());
   for (size_t i = 0; i < n_layer_slots; ++i) {
-    slots.push_back({layer, i, slot.group_size, slot.key_dim, slot.value_dim, slot.n_sharing});
+    slots.push_back({layer, i, slot.group_size, slot.key_dim, slot.value_dim, slot.n_sharing,
+                     first_kv_slot + i / slot.n_sharing});
   }
   max_layer_slots = std::max(max_layer_slots, n_layer_slots);
   max_key_dim = std::max(max_key_dim, slot.key_dim);

@@ -5,8 +5,8 @@
 // For every chunk that begins after position 0, in this order and per slot:
 //   observe_intra and observe_memory of the chunk before, if scored and if that chunk was not the prompt's
 //   last; select of the chunk.
-// The slots of one layer are served in parallel, so all mutable state is per slot. Hooks must not throw and
-// must not allocate; begin_session allocates.
+// The slots of one layer are served in parallel, so mutable state is per slot, or has a lock. Hooks must not
+// throw and must not allocate; begin_session allocates.
 #pragma once
 
 #include <cstddef>
@@ -28,6 +28,7 @@ struct SlotShape {
   size_t group_size = 0;  // query heads that share it
   size_t key_dim = 0, value_dim = 0;
   size_t n_sharing = 1;  // slots of one KV head
+  size_t kv_slot = 0;    // which of PolicyShape::of_kv_heads() is that of its KV head
 };
 
 struct PolicyShape {
@@ -168,8 +169,8 @@ struct SelectionInput {
   const PageScorer* page_scorer = nullptr;    // for as many pages as needs() says; null in decode
   const PageKernels* page_kernels = nullptr;  // in decode and at the end of a prompt
   bool takes_means = false;                   // see SyntheticRows
-  // In prefill calls on the CPU: out[head_dim] += the squares of n_rows rows; and what logits are multiplied
-  // by, 0 elsewhere.
+  // On the CPU, for choices of chunks and of end_prompt: out[head_dim] += the squares of n_rows rows. For
+  // those of chunks: what logits are multiplied by, 0 elsewhere.
   void (*add_kv_squares)(CacheType type, float* out, const void* rows, size_t n_rows,
                          size_t head_dim) = nullptr;
   float scale = 0.0f;

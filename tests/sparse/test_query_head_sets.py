@@ -92,3 +92,49 @@ def test_generated_tokens_go_by_kv_heads() -> None:
         _core.ChunkedAttention(
             policy, len(BUDGETS), 2, HEAD_DIM, chunk_size=S, batch_size=S, max_context=N
         )
+
+
+def test_query_heads_share_the_sums_of_their_pages() -> None:
+    def page_bytes(n_slots: int, **options: Any) -> int:
+        sizes: dict[str, Any] = {"n_layers": 8, "chunk_size": S, "batch_size": S}
+        of_pages, without = (
+            _core.ChunkedAttention.estimate_bytes(
+                _core.headwise_policy([64] * 8 * n_slots, page_size=page_size, **options),
+                *(6, 2, HEAD_DIM),
+                max_context=4096,
+                **sizes,
+            )["scores"]
+            for page_size in (16, 0)
+        )
+        return of_pages - without
+
+    of_kv_heads = page_bytes(2)
+    assert page_bytes(6, by_query_head=True) < 1.3 * of_kv_heads
+    decode = {"decode_from": 0, "decode_budgets": [32] * 16}
+    assert page_bytes(6, by_query_head=True, **decode) < 1.5 * of_kv_heads
+
+
+def test_a_generated_token_changes_nothing_for_later_prompts() -> None:
+    """It has pages summed up that chunks have not seen, which they then find there."""
+    parts = random_qkv(1, n_tokens=N, n_heads=len(BUDGETS), n_kv_heads=2, head_dim=HEAD_DIM)
+    qkv = [np.ascontiguousarray(part.swapaxes(0, 1), np.float32) for part in parts]
+    n_first, outputs = 3 * S + 60, []
+    for n_generated in (0, 1):
+        policy = _core.headwise_policy(
+            list(BUDGETS),
+            by_query_head=True,
+            local=32,
+            page_size=16,
+            spread=1.0,
+            decode_from=0,
+            decode_budgets=[64, 32],
+        )
+        attention = _core.ChunkedAttention(
+            policy, len(BUDGETS), 2, HEAD_DIM, chunk_size=S, batch_size=N, max_context=N
+        )
+        attention.run(0, *(part[:n_first] for part in qkv), is_last=True)
+        for _ in range(n_generated):
+            attention.decode(0, *(part[n_first : n_first + 1] for part in qkv))
+            attention.rewind(n_first)
+        outputs.append(attention.run(0, *(part[n_first:] for part in qkv), is_last=True))
+    np.testing.assert_array_equal(*outputs)
