@@ -33,6 +33,12 @@ void AlignedBuffer::use_small_pages() {
 #endif
 }
 
+void AlignedBuffer::drop_pages() {
+#ifdef __linux__
+  if (data_) madvise(data_, n_bytes_, MADV_DONTNEED);  // elsewhere it may keep what was written
+#endif
+}
+
 uint8_t* BlockPool::take(size_t n_bytes) {
   if (n_bytes == 0) return nullptr;  // like an empty AlignedBuffer; there may be no block yet
   n_bytes = round_up(n_bytes, kAlignment);

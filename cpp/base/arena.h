@@ -33,6 +33,8 @@ class AlignedBuffer {
   size_t size() const { return n_bytes_; }
   // Before it is written to: a large block else comes in huge pages, of which one byte takes 2 MiB.
   void use_small_pages();
+  // All of it is zero again, and takes no memory until it is written to.
+  void drop_pages();
 
  private:
   uint8_t* data_ = nullptr;
@@ -67,6 +69,7 @@ class Arena {
     used_ = 0;
   }
   void use_small_pages() { buffer_.use_small_pages(); }  // of its own memory
+  void drop_pages() { buffer_.drop_pages(); }            // likewise
 
  private:
   AlignedBuffer buffer_;

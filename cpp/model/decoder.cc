@@ -23,7 +23,7 @@ void Decoder::forward(Span<const Step> steps, Workspace& workspace, const Observ
   const std::lock_guard<std::mutex> lock(workspace.mutex());
   const ThreadScope threads(workspace.n_threads());
   check_steps(steps, workspace);
-  workspace.left = {};
+  begin_call(steps, workspace);
   size_t n_rows = 0;
   for (const Step& step : steps) {
     begin_step(step, n_rows, workspace);
@@ -154,6 +154,18 @@ void Decoder::check_steps(Span<const Step> steps, const Workspace& workspace) co
   }
   EH2O_CHECK(n_rows <= workspace.n_rows(), "the steps have ", n_rows, " rows, the workspace ",
              workspace.n_rows());
+}
+
+// A token that copies what it reads of its prompt takes memory that the rows of the prompt have had: else
+// there would be both at once, the most that an answer takes.
+void Decoder::begin_call(Span<const Step> steps, Workspace& workspace) const {
+  size_t n_rows = 0;
+  bool gathers = false;
+  for (const Step& step : steps) {
+    n_rows += step.tokens.size;
+    gathers |= step.is_decode && step.sequence->gathers_next();
+  }
+  workspace.begin_call(n_rows, !gathers);
 }
 
 void Decoder::begin_step(const Step& step, size_t first_row, Workspace& workspace) const {

@@ -60,6 +60,11 @@ class Workspace {
   // Allocates for calls of n_rows rows in all, of sequences like this.
   void fit(size_t n_rows, const Sequence& sequence);
 
+  // A call of n_rows rows begins, of which nothing that earlier ones wrote is read. keeps_memory false: it
+  // may come soon after a long one whose memory it wants for other things, and gives back what it does not
+  // need.
+  void begin_call(size_t n_rows, bool keeps_memory);
+
   int n_threads() const { return n_threads_; }
   size_t n_rows() const { return n_rows_; }
   Activations& activations() { return activations_; }
@@ -81,7 +86,7 @@ class Workspace {
   const DecoderConfig& config_;
   const KernelTable& table_;
   int n_threads_;
-  size_t n_rows_ = 0;
+  size_t n_rows_ = 0, n_touched_rows_ = 0;  // touched: by calls since the memory was given back
   Arena arena_;
   Activations activations_;
   AlignedBuffer scratch_, chosen_memory_;

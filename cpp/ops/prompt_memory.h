@@ -3,6 +3,7 @@
 // that every generated token reads them as a stream.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "base/arena.h"
@@ -34,6 +35,12 @@ class PromptMemory {
   // or has not served, all of what it would choose from; and whether that is so.
   void read_all(size_t kv_head, bool reads_all) { reads_all_[kv_head] = reads_all; }
   bool reads_all(size_t kv_head) const { return reads_all_[kv_head]; }
+
+  // Whether `choose` may copy anything the next time.
+  bool gathers_next() const {
+    return is_used_ && !is_current_ &&
+           std::any_of(rows_.begin(), rows_.end(), [](const Rows& rows) { return rows.capacity > 0; });
+  }
 
   // Asks the policy for what is read of a prompt of n_tokens, unless that is known. kv: the layer's cache.
   void choose(SparsePolicy& policy, const KernelTable& table, const LayerKv& kv, size_t n_tokens);

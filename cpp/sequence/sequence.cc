@@ -148,7 +148,7 @@ Sequence::Sequence(const KernelTable& table, const std::vector<LayerKeeps>& laye
                          std::move(recurrent),
                          plan_of_layer[i],
                          PromptMemory(*policy_, ends_prompts(), kv_shape_, i, shape.cache_types,
-                                      heads.values_are_keys, arena_),
+                                      heads.values_are_keys, prompt_arena_),
                          std::vector<SetReads>(told.n_slots(i), SetReads::kByPolicy),
                          {},
                          {}});
@@ -156,6 +156,7 @@ Sequence::Sequence(const KernelTable& table, const std::vector<LayerKeeps>& laye
   };
   make_layers();
   arena_.allocate();
+  prompt_arena_.allocate();
   make_layers();
   for (const LayerKeeps& layer : layers) {
     is_recurrent_ |= layer.n_recurrent > 0;

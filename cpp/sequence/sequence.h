@@ -90,6 +90,12 @@ class Sequence {
   // in huge pages a few tokens take most of the cache.
   void use_small_pages() { arena_.use_small_pages(); }
 
+  // Whether the next decode call may copy what it reads of the prompt.
+  bool gathers_next() const {
+    return std::any_of(layers_.begin(), layers_.end(),
+                       [](const Layer& layer) { return layer.prompt.gathers_next(); });
+  }
+
   size_t n_layers() const { return layers_.size(); }
   const SparsePolicy& policy() const { return *policy_; }
   SparsePolicy& policy_of_call() { return *policy_; }  // for attention that runs elsewhere, on a device
@@ -341,6 +347,9 @@ class Sequence {
   size_t n_all_sets_ = 0;  // of all layers
   bool is_recurrent_ = false;
   Arena arena_;  // of the rows of all layers
+  // Of the prompts: apart from the rows, with which they would share huge pages, and take memory (16 MiB
+  // beside 4,096 tokens of SmolLM2-135M) before there is a generated token.
+  Arena prompt_arena_;
   std::vector<int32_t> tokens_;
   std::vector<int32_t> ahead_;  // whose rows follow those of the last token
   std::vector<Mark> marks_;     // ascending
