@@ -17,7 +17,8 @@ namespace edgeh2o {
 //
 // s goes with sqrt(|q| / |k|), of the rotary pair's two dimensions together, as they turn into one another
 // (the even migration of SmoothQuant, Xiao et al. 2023). Norms are estimated: of an input whose numbers are
-// independent and as large as the norm before makes them, by the first columns of the weights, and the biases.
+// independent and as large as the norm before makes them, by the first columns of the weights, and the
+// biases.
 std::vector<float> balance_keys(const DecoderConfig& config, size_t layer, const LayerWeights& weights);
 
 }  // namespace edgeh2o
