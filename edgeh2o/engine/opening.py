@@ -6,6 +6,7 @@ what is only needed for an answer is imported while other threads read them.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,9 +19,7 @@ from .. import isa as instruction_sets
 from ..config import PrefillConfig, RuntimeConfig
 from ..errors import ResourceError, UsageError
 from ..formats.model_cache import resolve_model
-from ..formats.safetensors import is_safetensors_folder
 from ..host import memory
-from ..onnx.folder import is_onnx
 from ..rope_config import ROPE_OF_FILE, RopeConfig
 from .plan import OPEN_BATCH_TOKENS, RunPlan, fit_chunks
 
@@ -68,6 +67,24 @@ def open_model(
     Raises FormatError for a file that cannot be run, ResourceError for one that cannot be read,
     UsageError if packages for it are missing, it does not run on a GPU, or cannot have ``rope``.
     """
+    if os.path.isdir(path) or path.suffix == ".onnx":
+        return _open_other(path, device, rope, quantize)
+    _refuse_quantize(path, quantize)
+    if device is not None:
+        from ..runners.cuda import CudaModelFile
+
+        return CudaModelFile(path, device, rope)
+    from ..runners.native import NativeModelFile
+
+    return NativeModelFile(path, rope)
+
+
+def _open_other(
+    path: Path, device: _core.Device | None, rope: RopeConfig, quantize: str | None
+) -> ModelFile:
+    """What is no GGUF file, by modules that those do without."""
+    from ..formats.safetensors import is_safetensors_folder
+
     if is_safetensors_folder(path):
         if device is not None:
             raise UsageError(
@@ -77,27 +94,23 @@ def open_model(
         from ..runners.safetensors import SafetensorsModelFile
 
         return SafetensorsModelFile(path, quantize, rope)
+    _refuse_quantize(path, quantize)
+    if rope != ROPE_OF_FILE:
+        raise UsageError(
+            f"{path}: an ONNX model holds the angles of its positions; the flags --rope-* and "
+            "--yarn-* are for GGUF files"
+        )
+    if device is not None:
+        raise UsageError(f"{path}: ONNX models do not run on a GPU; use --device cpu")
+    return open_onnx_model(path)
+
+
+def _refuse_quantize(path: Path, quantize: str | None) -> None:
     if quantize is not None:
         raise UsageError(
             f"{path}: quantize (--quantize) is for folders of safetensors; "
             "'edgeh2o quantize' turns a GGUF file into another"
         )
-    if is_onnx(path):
-        if rope != ROPE_OF_FILE:
-            raise UsageError(
-                f"{path}: an ONNX model holds the angles of its positions; the flags --rope-* and "
-                "--yarn-* are for GGUF files"
-            )
-        if device is not None:
-            raise UsageError(f"{path}: ONNX models do not run on a GPU; use --device cpu")
-        return open_onnx_model(path)
-    if device is not None:
-        from ..runners.cuda import CudaModelFile
-
-        return CudaModelFile(path, device, rope)
-    from ..runners.native import NativeModelFile
-
-    return NativeModelFile(path, rope)
 
 
 def load_session(

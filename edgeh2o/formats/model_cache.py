@@ -8,7 +8,6 @@ from pathlib import Path
 
 from ..errors import ResourceError, UsageError
 from .known_models import KNOWN_MODELS, cached_path, is_cached
-from .safetensors import is_onnx_folder, is_safetensors_folder
 
 _FILE_SUFFIXES = (".gguf", ".onnx", ".safetensors")
 
@@ -64,6 +63,8 @@ def is_local_model(name: str) -> bool:
         return name.endswith(_FILE_SUFFIXES) or _is_gguf(name)
     if not os.path.isdir(name):
         return False
+    from .safetensors import is_onnx_folder, is_safetensors_folder
+
     return is_safetensors_folder(Path(name)) or is_onnx_folder(Path(name))
 
 

@@ -18,6 +18,7 @@ from ..formats.model_tensors import ModelTensors
 from ..model_config import DecoderConfig
 from ..rope_config import ROPE_OF_FILE, RopeConfig
 from .experts import BIAS_TENSOR, DENSE_KEY, GATE_KEY, SCALE_KEYS, SHARED_KEY, ExpertRule
+from .families import import_families, import_family
 from .hybrids import HybridRule
 from .hyperparameters import (
     DRAFTING_KEY,
@@ -186,11 +187,14 @@ def register_architecture(spec: ArchitectureSpec) -> ArchitectureSpec:
 
 def registered_architectures() -> tuple[str, ...]:
     """Names of the architectures that can be read, sorted."""
+    import_families()
     return tuple(sorted(_ARCHITECTURES))
 
 
 def find_architecture(name: str) -> ArchitectureSpec:
     """The table of an architecture. Raises ``FormatError`` for one that is not registered."""
+    if name not in _ARCHITECTURES:
+        import_family(name)
     spec = _ARCHITECTURES.get(name)
     if spec is None:
         raise FormatError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from .. import _core
@@ -146,7 +147,7 @@ class TensorBinding:
         n_weights = self.n_rows * self.info.cols
         if self.is_transposed:
             return stored_bytes(self.packed_type, n_weights)
-        held = _core.widened_types().get(self.info.type_name)
+        held = _widened_types().get(self.info.type_name)
         if held is None:
             return self.n_bytes
         block_values, block_bytes = held
@@ -335,9 +336,15 @@ def _check_tensor(info: TensorInfo, rule: TensorRule, sizes: Mapping[str, int]) 
         )
 
 
+@cache
 def readable_types() -> tuple[str, ...]:
     """Types that matrices may have, those that are held as others last."""
-    return (*_core.supported_types(), *_core.widened_types())
+    return (*_core.supported_types(), *_widened_types())
+
+
+@cache
+def _widened_types() -> dict[str, tuple[int, int]]:
+    return _core.widened_types()
 
 
 def _count(names: list[str], noun: str) -> str:

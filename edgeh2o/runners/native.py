@@ -345,6 +345,9 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
     if config.latent is not None:
         sizes = asdict(config.latent)
         shared |= {"values_are_keys": True, **{f"latent_{k}": v for k, v in sizes.items()}}
+    # Most are alike, and it takes as long to describe one as to have the core read it.
+    kinds = dict.fromkeys(config.layers)
+    layers = {layer: {**shared, **_core_layer(layer, config)} for layer in kinds}
     try:
         return _core.DecoderConfig(
             model_dim=config.model_dim,
@@ -354,7 +357,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
             has_norm_weights=config.has_norm_weights,
             has_norm_biases=config.has_norm_biases,
             ropes=ropes,
-            layers=[{**shared, **_core_layer(layer, config)} for layer in config.layers],
+            layers=[layers[layer] for layer in config.layers],
             embedding_scale=config.embedding_scale,
             logit_scale=config.logit_scale,
             logit_soft_cap=config.logit_soft_cap,

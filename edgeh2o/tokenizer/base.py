@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
@@ -17,6 +18,7 @@ _logger = logging.getLogger(__name__)
 # What text can name: always, and where control tokens are asked for.
 _ALWAYS_MATCHED = frozenset((TokenType.USER_DEFINED,))
 _MATCHED = _ALWAYS_MATCHED | {TokenType.CONTROL, TokenType.UNKNOWN}
+_MATCHED_TYPES = re.compile(b"[%s]" % re.escape(bytes(sorted(_MATCHED))))
 # What comes before a text: nothing, a special token, or text that it goes on from.
 After = Literal["start", "token", "text"]
 
@@ -216,12 +218,9 @@ def _read_adding(
 
 
 def _find_special_tokens(vocabulary: Vocabulary) -> list[tuple[str, int]]:
-    normal = int(TokenType.NORMAL)  # nearly all are, and nobody asks for them
-    return [
-        (vocabulary.tokens[i], i)
-        for i, kind in enumerate(vocabulary.types)
-        if kind != normal and kind in _MATCHED
-    ]
+    # By the bytes of the types: a loop over 49,000 takes 3 ms.
+    found = _MATCHED_TYPES.finditer(bytes(vocabulary.types))
+    return [(vocabulary.tokens[match.start()], match.start()) for match in found]
 
 
 def _find_stripping(

@@ -317,6 +317,7 @@ def test_reads_models_of_the_gguf_package(tiny_model: TinyModelFactory, options:
 
 
 def test_a_new_family_is_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "llama" in registered_architectures()  # those of the package are imported now
     monkeypatch.setattr("edgeh2o.models.spec._ARCHITECTURES", {})
     spec = ArchitectureSpec(
         name="scaled",

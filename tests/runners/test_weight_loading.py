@@ -110,6 +110,21 @@ def test_weights_are_begun_before_what_takes_long_to_import(path: Path) -> None:
     assert result.stdout.split("\n") == ["[]", "True", ""]
 
 
+def test_a_file_imports_neither_other_families_nor_other_formats(path: Path) -> None:
+    others = ("models.apertus", "models.qwen2", "onnx.folder", "formats.safetensors")
+    script = (
+        "import sys\n"
+        "from edgeh2o import LLM\n"
+        "LLM(sys.argv[1])\n"
+        f"print([name for name in {others!r} if f'edgeh2o.{{name}}' in sys.modules])\n"
+        "print('edgeh2o.models.llama' in sys.modules)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split("\n") == ["[]", "True", ""]
+
+
 @pytest.mark.parametrize(
     ("order", "problem"),
     [
