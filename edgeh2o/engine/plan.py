@@ -302,12 +302,16 @@ class RunPlan:
     def of_saved(self, saved: Mapping[str, Any], model: DescribedModel) -> RunPlan | None:
         """By the fingerprint of a session file: these settings, for a prompt as long as its own.
 
-        None for one of another model, or that was run otherwise.
+        Or for one that was read dense, as sparse would not have been faster. None for a file of
+        another model, or that was run otherwise.
         """
         values = saved.get("attention")
-        plan = self.of_saved_length(values) if isinstance(values, Mapping) else self
-        # As it comes out of a file.
-        return plan if json.loads(json.dumps(plan.fingerprint(model))) == saved else None
+        own = self.of_saved_length(values) if isinstance(values, Mapping) else self
+        for plan in (own, self.reading_all(saves_time=True)):
+            # As it comes out of a file.
+            if json.loads(json.dumps(plan.fingerprint(model))) == saved:
+                return plan
+        return None
 
     def of_saved_length(self, values: Mapping[str, Any]) -> RunPlan:
         """The same with the budget of a longer prompt, if a saved attention has that.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..attention.dense import DenseConfig
 from ..attention.headwise import HeadwiseConfig
 from ..attention.rounding_quality import RoundingQuality, rounding_limit
-from ..engine.calibration import FIRST_QUERY, measure_head_errors
+from ..engine.calibration import FIRST_QUERY, OnAttention, measure_head_errors
 from .comparison import WindowComparer, score_window
 from .progress import Steps
 from .rounding_calibration import RoundingMeter
@@ -67,15 +67,16 @@ class TextMeter:
         self._length = length
         self._notes = notes
         self._prefill = _in_one_batch(llm.prefill, length)
-        self._comparer = WindowComparer(
-            llm.start_runner(
-                length,
-                attention=DenseConfig(),
-                prefill=self._prefill,
-                all_rows=True,
-                is_rounded=False,
-            )
+        runner = llm.start_runner(
+            length,
+            attention=DenseConfig(),
+            prefill=self._prefill,
+            all_rows=True,
+            is_rounded=False,
         )
+        self._comparer = WindowComparer(runner)
+        # Latent attention has shorter batches: heads are then measured in another read.
+        self._is_at_once = runner.batch_size >= length
         # What a probe computes from exact keys and values fits what runs attend to.
         self._is_shown = (llm.cache_type, llm.attention_precision) == ("f16", "f32")
 
@@ -103,15 +104,16 @@ class TextMeter:
     def _read(self, text: CalibrationText, *, may_round: bool, steps: Steps) -> TextReading:
         scores: list[NDArray[np.float64]] = []
 
-        def read(on_attention: Any) -> None:
+        def read(on_attention: OnAttention | None = None) -> None:
             def show(*rows: Any) -> None:
+                assert on_attention is not None
                 on_attention(*(rows if self._is_shown else (*rows[:-1], None)))
 
             scores.append(
                 self._comparer.score(
                     text.tokens,
                     first=FIRST_QUERY,
-                    on_attention=show,
+                    on_attention=show if on_attention else None,
                     on_layer=lambda *_: steps.advance_parts(_ERROR_STEPS),
                 )
             )
@@ -121,8 +123,10 @@ class TextMeter:
             text.tokens,
             threads=self._llm.threads,
             first_query=text.first_query,
-            read=read,
+            read=read if self._is_at_once else None,
         )
+        if not self._is_at_once:
+            read()
         reading = TextReading(measured.errors.tolist(), float(scores[0].mean()))
         if not may_round:
             return reading

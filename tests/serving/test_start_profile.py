@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from edgeh2o import LLM, PrefillConfig
 from edgeh2o.attention.budget_table import write_table
 from edgeh2o.attention.kept_profiles import find_profile, profile_path
+from edgeh2o.engine import payoff
 from edgeh2o.errors import ResourceError
 from edgeh2o.formats.known_models import CACHE_VARIABLE
 from tests.serving.answering import answer, request_of
@@ -57,8 +59,9 @@ def test_answers_are_the_same_after_other_long_prompts(serving_model: Path) -> N
 
 
 def test_what_others_learn_counts_from_the_next_start_on(
-    serving_model: Path, tmp_path: Path
+    serving_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(payoff, "LEAST_SAVING", -math.inf)  # sparse always pays
     disk = (tmp_path / "disk", 2**26)
     options = {"prefill": PrefillConfig(), "prefix_ram_bytes": 0, "prefix_disk": disk}
     with open_engine(serving_model, **options) as engine:
@@ -72,6 +75,23 @@ def test_what_others_learn_counts_from_the_next_start_on(
         assert engine.pool.plan.report()["attention"]["table"] == "profile (2 prompts)"
         # What was read by other budgets would go on by those.
         assert answer(engine, request_of(LONG)).stats.cached_tokens == 0
+
+
+def test_a_prefix_on_disk_that_was_read_dense_serves_whatever_was_learnt(
+    serving_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(payoff, "LEAST_SAVING", 1.0)  # sparse never pays
+    disk = (tmp_path / "disk", 2**26)
+    options = {"prefill": PrefillConfig(), "prefix_ram_bytes": 0, "prefix_disk": disk}
+    with open_engine(serving_model, **options) as engine:
+        first = answer(engine, request_of(LONG))
+        assert first.stats.pairs_computed == first.stats.pairs_dense
+        refine(fingerprint_of(serving_model))
+        engine.pool.wait_for_disk()
+    with open_engine(serving_model, **options) as engine:
+        again = answer(engine, request_of(LONG))
+        assert again.stats.cached_tokens == len(LONG)
+        assert again.logprobs == first.logprobs
 
 
 def test_a_model_that_cannot_be_profiled_is_read_dense(
