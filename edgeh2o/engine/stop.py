@@ -27,7 +27,7 @@ class StopMatcher:
             self.stopped = True
             self._held = ""
             return text[: min(starts)]
-        n_held = max((_overlap(text, stop) for stop in self._stops), default=0)
+        n_held = max((overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - n_held :]
         return text[: len(text) - n_held]
 
@@ -37,7 +37,7 @@ class StopMatcher:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest proper prefix of ``stop`` that ``text`` ends with."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 
+from ..engine.stop import overlap
 from .segment import Kind, Segment
 from .tools import ToolCall, parse_calls
 
@@ -64,7 +65,7 @@ class HarmonyParser:
         elif self._kind == "call":
             return False
         else:
-            n_held = max(_count_begun(self._held, end) for end in _ENDS)
+            n_held = max(overlap(self._held, end) for end in _ENDS)
             place = len(self._held) - n_held
             before, rest = self._held[:place], self._held[place:]
         if self._kind == "call":
@@ -93,8 +94,3 @@ class HarmonyParser:
         if is_cut:
             return [Segment("call", call=ToolCall(self._function, text.lstrip()), is_cut=True)]
         return [Segment("text", text)]
-
-
-def _count_begun(text: str, end: str) -> int:
-    """How many characters of ``end`` the text ends with."""
-    return next(n for n in range(len(end), -1, -1) if text.endswith(end[:n]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from ..engine.stop import overlap
 from .bare_calls import begins_call, may_begin_call, parse_bare_calls
 from .harmony import MESSAGE_BEGINS, HarmonyParser
 from .segment import Segment
@@ -145,7 +146,7 @@ class AnswerParser:
     ) -> bool:
         before, found, rest = self._held.partition(end)
         if not found:
-            n_held = next((n for n in range(len(end) - 1, 0, -1) if before.endswith(end[:n])), 0)
+            n_held = overlap(before, end)
             before, rest = before[: len(before) - n_held], before[len(before) - n_held :]
         if before:
             segments.append(Segment(kind, before))
