@@ -5,9 +5,11 @@ Activated by `pytest_plugins = ["tests.tiny_models"]` in tests/conftest.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 
 from tools.make_tiny_model import write_tiny_model
@@ -28,3 +30,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModelFactory:
         return paths[key]
 
     return make
+
+
+def with_vectors(source: Path, path: Path, vectors: Mapping[str, np.ndarray]) -> Path:
+    """A copy of a model file, in ``path``, in which vectors have other numbers."""
+    path.write_bytes(source.read_bytes())
+    for tensor in gguf.GGUFReader(path, "r+").tensors:
+        if tensor.name in vectors:
+            tensor.data[:] = vectors[tensor.name]
+    return path

@@ -17,7 +17,7 @@ from tests.model.model_pair import (
     random_tokens,
     relative_error,
 )
-from tests.tiny_models import TinyModelFactory
+from tests.tiny_models import TinyModelFactory, with_vectors
 
 TOKENS, N_DECODED = random_tokens(4 * CHUNK_SIZE + 10), 3
 # Of a rotary pair that turns fast, as Qwen 2 has them.
@@ -27,12 +27,11 @@ LARGE_DIM, LARGE = 1, 80.0
 @pytest.fixture(scope="module")
 def biased(tiny_model: TinyModelFactory, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Qwen 2 of two layers, the first of which has large biases of keys."""
-    path = tmp_path_factory.mktemp("biased") / "model.gguf"
-    path.write_bytes(tiny_model(architecture="qwen2", n_layers=2).read_bytes())
-    for tensor in gguf.GGUFReader(path, "r+").tensors:
-        if tensor.name == "blk.0.attn_k.bias":
-            tensor.data.reshape(-1, 32)[:, LARGE_DIM] += LARGE
-    return path
+    source = tiny_model(architecture="qwen2", n_layers=2)
+    name = "blk.0.attn_k.bias"
+    (bias,) = (each.data.copy() for each in gguf.GGUFReader(source).tensors if each.name == name)
+    bias.reshape(-1, 32)[:, LARGE_DIM] += LARGE
+    return with_vectors(source, tmp_path_factory.mktemp("biased") / "model.gguf", {name: bias})
 
 
 def load(path: Path) -> _core.Model:

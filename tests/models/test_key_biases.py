@@ -16,22 +16,13 @@ from edgeh2o.models.key_biases import BLOCK_KEYS, LARGE_LOGIT, mark_key_biases
 from edgeh2o.models.spec import read_model
 from edgeh2o.runners.base import SessionShape
 from edgeh2o.runners.native import NativeModelFile
-from tests.tiny_models import TinyModelFactory
+from tests.tiny_models import TinyModelFactory, with_vectors
 
 if TYPE_CHECKING:
     from edgeh2o.formats.gguf_header import TensorInfo
     from edgeh2o.formats.model_tensors import ModelTensors
 
 HEAD_DIM = 32
-
-
-def with_biases(source: Path, path: Path, biases: dict[str, np.ndarray]) -> Path:
-    """A copy of a model file in which vectors are others."""
-    path.write_bytes(source.read_bytes())
-    for tensor in gguf.GGUFReader(path, "r+").tensors:
-        if tensor.name in biases:
-            tensor.data[:] = biases[tensor.name]
-    return path
 
 
 def marked(path: Path) -> list[bool]:
@@ -56,7 +47,7 @@ def test_what_a_block_leaves_of_biases_counts(
 ) -> None:
     q, k = np.zeros((8, HEAD_DIM), "f4"), np.zeros((2, HEAD_DIM), "f4")
     q[4:, dims] = k[1, dims] = size  # of the second KV head and its group
-    path = with_biases(
+    path = with_vectors(
         tiny_model(architecture="qwen2", n_layers=2),
         tmp_path / "m.gguf",
         {"blk.1.attn_q.bias": q.ravel(), "blk.1.attn_k.bias": k.ravel()},
@@ -75,7 +66,7 @@ def test_one_vector_for_all_three(tiny_model: TinyModelFactory, tmp_path: Path) 
     source = tiny_model(architecture="phi2", is_fused=True, n_layers=2)
     (tensor,) = (t for t in gguf.GGUFReader(source).tensors if t.name == "blk.0.attn_qkv.bias")
     assert marked(source) == [False, False]
-    path = with_biases(
+    path = with_vectors(
         source, tmp_path / "m.gguf", {tensor.name: np.full(tensor.data.shape, 60.0, "f4")}
     )
     assert marked(path) == [True, False]
@@ -116,7 +107,7 @@ def test_such_a_layer_takes_exact_products(tiny_model: TinyModelFactory, tmp_pat
     q, k = np.zeros((8, HEAD_DIM), "f4"), np.zeros((2, HEAD_DIM), "f4")
     q[:, 1] = k[:, 1] = 60.0
     biases = {"q": q.ravel(), "k": k.ravel()}
-    path = with_biases(
+    path = with_vectors(
         tiny_model(architecture="qwen2", n_layers=2),
         tmp_path / "m.gguf",
         {f"blk.{i}.attn_{part}.bias": biases[part] for i in range(2) for part in "qk"},
