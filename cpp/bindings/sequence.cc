@@ -203,6 +203,12 @@ void let_evict(DecoderSequence& self, bool is_allowed) {
   self.owner->workspace.fit(self.sequence.shape().batch_size, self.sequence);
 }
 
+void read_rest(DecoderSequence& self, const std::string& precision, bool reads_all) {
+  self.sequence.read_rest(parse_attention_precision(precision), reads_all);
+  const py::gil_scoped_release release;
+  self.owner->workspace.fit(self.sequence.shape().batch_size, self.sequence);
+}
+
 void evict_tokens(DecoderSequence& self, size_t n) {
   self.forget_prompt();
   const py::gil_scoped_release release;
@@ -264,6 +270,7 @@ void bind_sequence(py::module_& module) {
             return all;
           })
       .def("allow_eviction", &let_evict, py::arg("is_allowed"))
+      .def("read_rest", &read_rest, py::arg("precision"), py::kw_only(), py::arg("reads_all"))
       .def("evict", &evict_tokens, py::arg("n"))
       .def("use_small_pages", [](DecoderSequence& self) { self.sequence.use_small_pages(); })
       .def("copy_from", &copy_from, py::arg("other"), py::arg("position"))

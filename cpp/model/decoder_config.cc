@@ -109,9 +109,7 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
 
 std::vector<LayerKeeps> DecoderConfig::keeps() const {
   std::vector<LayerKeeps> result;
-  for (const LayerSpec& layer : layers) {
-    result.push_back({layer.heads, layer.n_recurrent(model_dim), layer.has_large_keys});
-  }
+  for (const LayerSpec& layer : layers) result.push_back({layer.heads, layer.n_recurrent(model_dim)});
   return result;
 }
 

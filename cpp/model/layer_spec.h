@@ -54,9 +54,8 @@ struct LayerSpec {
   size_t rope = 0;    // of DecoderConfig::ropes
   QkNorm qk_norm = QkNorm::kNone;
   bool qk_norm_after_rope = false;
-  bool has_sinks = false;       // a logit per head that takes a part of every softmax and has no value
-  bool has_large_keys = false;  // their biases: too large for products in 8 bits
-  bool norms_values = false;    // RMS norm of every head of the values, without weights
+  bool has_sinks = false;     // a logit per head that takes a part of every softmax and has no value
+  bool norms_values = false;  // RMS norm of every head of the values, without weights
   // A query at position p is multiplied by 1 + temperature_scale * ln(1 + floor(p / temperature_period)).
   float temperature_scale = 0.0f;
   size_t temperature_period = 0;  // 0: none

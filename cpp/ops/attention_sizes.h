@@ -52,6 +52,7 @@ struct AttentionHeads {
   float soft_cap = 0.0f;         // logits become soft_cap * tanh(logit / soft_cap); 0: they stay as they are
   size_t kv_distance = 0;        // the keys and values are those of so many layers before; 0: the layer's own
   bool values_are_keys = false;  // one row is both, and is kept once
+  bool has_large_keys = false;   // their biases: products in 8 bits would round them too much
   IndexHeads index = {};         // what says which positions a query reads, if anything does
 
   bool is_none() const { return n_heads == 0; }
@@ -63,6 +64,11 @@ struct AttentionHeads {
   size_t out_dim() const { return n_heads * value_dim; }
   // Numbers that a token leaves in the cache.
   size_t cached_dim() const { return k_dim() + (values_are_keys ? 0 : v_dim()); }
+  // What its products are rounded to where others are rounded so.
+  AttentionPrecision rounded_as(AttentionPrecision precision) const {
+    const bool stays_exact = has_large_keys && precision == AttentionPrecision::kInt8;
+    return stays_exact ? AttentionPrecision::kF32 : precision;
+  }
   void check() const;  // throws std::invalid_argument
 };
 

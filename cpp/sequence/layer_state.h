@@ -13,7 +13,6 @@ namespace edgeh2o {
 struct LayerKeeps {
   AttentionHeads heads;
   size_t n_recurrent = 0;
-  bool has_large_keys = false;  // products of 8 bits would round them too much
 };
 
 class LayerState {

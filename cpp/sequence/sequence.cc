@@ -19,12 +19,11 @@ constexpr size_t kSampleStep = 2;
 constexpr size_t kLaterSamples = 4;
 
 AttentionShape attention_shape(const LayerKeeps& layer, const SequenceShape& shape) {
-  const bool stays_exact = layer.has_large_keys && shape.precision == AttentionPrecision::kInt8;
   const AttentionShape result{layer.heads,
                               shape.max_context,
                               shape.batch_size,
                               shape.chunk_size,
-                              stays_exact ? AttentionPrecision::kF32 : shape.precision,
+                              layer.heads.rounded_as(shape.precision),
                               shape.evicts};
   result.check();
   return result;
@@ -33,7 +32,7 @@ AttentionShape attention_shape(const LayerKeeps& layer, const SequenceShape& sha
 bool are_equal(const AttentionHeads& a, const AttentionHeads& b) {
   return a.n_heads == b.n_heads && a.n_kv_heads == b.n_kv_heads && a.key_dim == b.key_dim &&
          a.value_dim == b.value_dim && a.values_are_keys == b.values_are_keys && a.scale == b.scale &&
-         a.soft_cap == b.soft_cap && a.index == b.index;
+         a.soft_cap == b.soft_cap && a.has_large_keys == b.has_large_keys && a.index == b.index;
 }
 
 // Of reads that the policy has no part in, which need no memory sets of single query heads.
@@ -43,6 +42,14 @@ AttentionPlan dense_plan(const AttentionPlan& plan) {
   PolicyNeeds needs;
   needs.reads_all = true;
   return {plan.table, shape, needs};
+}
+
+// Those of plans where the policy splits groups.
+std::vector<AttentionPlan> make_dense_plans(const std::vector<AttentionPlan>& plans) {
+  std::vector<AttentionPlan> result;
+  if (plans[0].shape.splits_groups)
+    std::transform(plans.begin(), plans.end(), std::back_inserter(result), dense_plan);
+  return result;
 }
 
 // Checks all shapes; gives the plans, and the plan of every layer.
@@ -74,7 +81,7 @@ std::vector<AttentionPlan> make_plans(const KernelTable& table, const std::vecto
     AttentionShape attention;
     if (!heads.is_none()) attention = attention_shape(layer, shape);
     const auto found = std::find_if(plans.begin(), plans.end(), [&](const AttentionPlan& plan) {
-      return are_equal(plan.shape.heads, heads) && plan.shape.precision == attention.precision;
+      return are_equal(plan.shape.heads, heads);
     });
     if (plan_of_layer) plan_of_layer->push_back(static_cast<size_t>(found - plans.begin()));
     if (found == plans.end() && !heads.is_none()) {
@@ -125,8 +132,7 @@ Sequence::Sequence(const KernelTable& table, const std::vector<LayerKeeps>& laye
              "; it must be at least 0");
   std::vector<size_t> plan_of_layer;
   plans_ = make_plans(table, layers, *policy_, shape, &plan_of_layer);
-  if (policy_->splits_groups())
-    std::transform(plans_.begin(), plans_.end(), std::back_inserter(dense_plans_), dense_plan);
+  dense_plans_ = make_dense_plans(plans_);
   const PolicyShape told = policy_shape(layers, shape, policy_->splits_groups());
   kv_shape_ = told.of_kv_heads();
   const auto make_layers = [&] {
@@ -189,6 +195,28 @@ SequenceBytes Sequence::estimate_bytes(const KernelTable& table, const std::vect
   }
   received += sampled_numbers(plans, kv_shape) * sizeof(float);
   return {rows.used(), recurrent.used(), most_scratch(plans, n_threads), policy.state_bytes(told) + received};
+}
+
+void Sequence::change_plans(const std::function<void(AttentionShape&)>& change) {
+  std::vector<AttentionPlan> plans;
+  for (const AttentionPlan& plan : plans_) {
+    AttentionShape shape = plan.shape;
+    change(shape);
+    plans.emplace_back(plan.table, shape, plan.needs);
+  }
+  std::vector<AttentionPlan> dense_plans = make_dense_plans(plans);
+  plans_.swap(plans);
+  dense_plans_.swap(dense_plans);
+}
+
+void Sequence::read_rest(AttentionPrecision precision, bool reads_all) {
+  check_whole();
+  change_plans([&](AttentionShape& shape) { shape.precision = shape.heads.rounded_as(precision); });
+  shape_.precision = precision;
+  if (!reads_all) return;
+  shape_.guard.n_rows = 0;
+  if (plans_[0].needs.ends_by_scores) return;  // the policy has to see the prompt
+  for (Layer& layer : layers_) std::fill(layer.reads.begin(), layer.reads.end(), SetReads::kAll);
 }
 
 size_t Sequence::scratch_bytes(size_t n_threads) const { return most_scratch(plans_, n_threads); }
@@ -257,10 +285,12 @@ void Sequence::attend(size_t layer, MatView<const float> q, size_t window, Promp
   const LayerKv& kv = this->layer(layer).rows();
   const size_t first = this->layer(layer).n_tokens() - q.rows;
   sample(layer, q, window, end, scratch, n_threads);
+  // A window over everything: the policy is neither asked nor told, and query heads share what they read.
+  const size_t seen = window == 0 && has_dense_sets(layer) ? first + q.rows : window;
   const uint64_t n_pairs =
       is_guarded(layer, window)
           ? attend_guarded(layer, q, end, scratch, n_threads, out)
-          : attention(layer, scratch, n_threads, window > 0).run(q, kv, first, window, end, out);
+          : attention(layer, scratch, n_threads, seen > 0).run(q, kv, first, seen, end, out);
   count_pairs(n_pairs, causal_pairs(first, q.rows, window));
 }
 
@@ -295,8 +325,7 @@ uint64_t Sequence::attend_guarded(size_t layer, MatView<const float> q, PromptEn
     return attention(layer, scratch, n_threads, window > 0).run(q, kv, first, window, end, out, reads);
   };
   const auto is_all = [](SetReads reads) { return reads == SetReads::kAll; };
-  // A window over everything: the policy is neither asked nor told, and query heads share what they read.
-  if (reads_densely_at_once() || std::all_of(reads.begin(), reads.end(), is_all)) {
+  if (reads_densely_at_once() || has_dense_sets(layer)) {
     count_dense_read(layer);
     return run(everything, nullptr);
   }

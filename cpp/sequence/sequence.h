@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <vector>
@@ -195,6 +196,10 @@ class Sequence {
     return is_recurrent() || shape_.evicts ? 1 : std::min(kMaxDecodeTokens, shape_.batch_size);
   }
 
+  // The rest of the prompt is multiplied so, and, if it reads_all, read densely without a guard. The scratch
+  // changes. Throws std::invalid_argument for a precision that the table has not got.
+  void read_rest(AttentionPrecision precision, bool reads_all);
+
   // From now on it is noted, or no more, what keys receive of attention, for `evict`; a decode call takes one
   // token, lest guesses that were wrong count. The scratch grows. Throws std::invalid_argument for a policy
   // that acts in decode, and for keys of a type that cannot be rotated again and again.
@@ -291,10 +296,16 @@ class Sequence {
       if (layer.recurrent) f(*layer.recurrent);
     }
   }
+  // Makes all plans anew, of other shapes.
+  void change_plans(const std::function<void(AttentionShape&)>& change);
   bool can_rewind_to(size_t position) const;  // without a mark
   void drop_marks();
   void rewind_layers(size_t position);
   size_t n_sets(size_t layer) const { return attends(layer) ? plan(layer).shape.n_sets() : 0; }
+  bool has_dense_sets(size_t layer) const {  // and no others
+    const std::vector<SetReads>& reads = layers_[layer].reads;
+    return std::all_of(reads.begin(), reads.end(), [](SetReads set) { return set == SetReads::kAll; });
+  }
   uint64_t attend_guarded(size_t layer, MatView<const float> q, PromptEnd end, uint8_t* scratch,
                           size_t n_threads, MatView<float> out);
   bool exceeds(size_t layer, const AttentionError& error) const {

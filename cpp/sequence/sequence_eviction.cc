@@ -45,13 +45,8 @@ void Sequence::allow_eviction(bool is_allowed) {
   check_whole();
   if (is_allowed) check_rule(*policy_, ends_prompts(), is_indexed(), shape_.cache_types);
   shape_.evicts = is_allowed;
-  std::vector<AttentionPlan> plans;
-  for (const AttentionPlan& plan : plans_) {
-    AttentionShape shape = plan.shape;
-    shape.sums_weights = is_allowed;
-    plans.emplace_back(plan.table, shape, plan.needs);
-  }
-  plans_.swap(plans);
+  const bool is_sampling = plans_[0].needs.n_sampled_queries > 0;
+  change_plans([&](AttentionShape& shape) { shape.sums_weights = is_allowed || is_sampling; });
   for (size_t i = 0; i < layers_.size(); ++i) {
     layers_[i].received = nullptr;
     if (!attends(i) || !is_allowed) continue;

@@ -66,7 +66,7 @@ class Learner:
 
     ``on_learnt(table)`` gets the profile that the model then has, None if there can be none;
     ``known`` is the one that this process has. It is not called for a prompt that is interrupted
-    before. Of a prompt that is learning it has to be called after its ``first_call`` tokens.
+    before. Where the rest goes by what it says it has to be called after ``first_call`` tokens.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Learner:
         self._known = known
         self._n_tokens = n_tokens
         self._on_learnt = on_learnt
-        self.first_call = FIRST_CALL if plan.attention.is_learning else 0
+        self.first_call = FIRST_CALL if plan.waits_for_profile else 0
 
     def watch(self, runner: Runner) -> Callable[..., Any]:
         """The ``prefill`` of a runner of a model that shows its attention, to look on."""

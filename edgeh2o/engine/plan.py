@@ -257,6 +257,19 @@ class RunPlan:
             return self.reading_all()
         return replace(self, attention=attention)
 
+    @property
+    def waits_for_profile(self) -> bool:
+        """Whether the rest of a prompt goes by what its first ``PROFILE_TOKENS`` teach.
+
+        By budgets, or, where all of it is read dense, in 8 bits if these are shown to be harmless.
+        """
+        attention = self.attention
+        if attention.is_learning:
+            return True
+        may_round = self.precisions.may_round and isinstance(self.config, DecoderConfig)
+        is_unknown = attention.reads_all and attention.profiled_prompts == 0
+        return may_round and is_unknown and PROFILE_TOKENS % self.chunk_size == 0
+
     def staying_exact(self) -> RunPlan:
         """The same with products in 8 bits for no prompt."""
         exact = replace(self.precisions, rounded=self.precisions.exact)

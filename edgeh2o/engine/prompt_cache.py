@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from ..config import EVICT_WHEN_FULL, SamplingParams
@@ -98,7 +98,7 @@ class PromptCache:
         if is_unknown and n_prompt <= context and may_learn(self.plan, self.model, n_prompt):
             if plan.attention.profiled_prompts == 0:
                 plan = plan.learning(context)
-            elif plan.precisions.may_round:  # it shows whether later ones can be read in 8 bits
+            elif plan.precisions.may_round:  # it shows whether its rest can be read in 8 bits
                 plan = self.plan.reading_all()
         return plan.evicting() if goes_on else plan, context
 
@@ -233,19 +233,26 @@ class PromptCache:
     @property
     def is_learning(self) -> bool:
         """Whether the rest of the prompt in the runner waits for what its beginning teaches."""
-        return self.runner is not None and self.running.attention.is_learning
+        return self.runner is not None and self.running.waits_for_profile
 
     def end_learning(self, length: int, *, has_learnt: bool) -> None:
         """The rest goes by the profile, or is read dense if there is none, or no gain.
 
         ``length`` is what the prompt may grow to.
         """
+        runner, is_open = cast("Any", self.runner), self.running.attention.is_learning
+        read_rest = getattr(runner, "read_rest", None)
+        plan = self.plan if read_rest else self.plan.staying_exact()
+        chosen = choose_reading(plan, self.model, length)
+        dense = plan.reading_all_on(saves_time=True).rounding_for(length)
         if not has_learnt:
             self.running = self.running.reading_all_on()
+        elif not is_open:  # its rule reads everything
+            self.running = replace(self.running, precision=dense.precision)
         else:
-            # The runner multiplies exactly; dense prompts in 8 bits are for later ones.
-            chosen = choose_reading(self.plan.staying_exact(), self.model, length)
-            reads_all = chosen.attention.reads_all
-            self.running = self.plan.reading_all_on(saves_time=True) if reads_all else chosen
-        chosen = cast("Any", self.running.attention)
-        cast("Any", self.runner).policy.set_budgets(chosen.budgets, chosen.decode_budgets or ())
+            self.running = dense if chosen.attention.reads_all else chosen
+        attention = cast("Any", self.running.attention)
+        if is_open:
+            runner.policy.set_budgets(attention.budgets, attention.decode_budgets or ())
+        if read_rest:
+            read_rest(self.running.precision, reads_all=attention.reads_all)

@@ -216,10 +216,13 @@ class Session:
         generation, runner = self._generation, self.runner
         if generation is None or runner is None or not self.cache.is_learning:
             return
+        chooses = self.cache.running.attention.is_learning
         self.cache.end_learning(length, has_learnt=table is not None)
         if table is not None:
+            generation.describe_run(**self.cache.running.report())
+        if table is not None and chooses:
             note = f"the first {runner.position:,} tokens read dense and profiled"
-            generation.describe_run(**self.cache.running.report(), note=note)
+            generation.describe_run(note=note)
 
     def profile(self, token_ids: NDArray[np.int32], *, is_kept: bool = False) -> bool:
         """Makes a profile of ``token_ids`` [n], if the model lacks one and n suffices.

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
 
-from edgeh2o import LLM, HeadwiseConfig, PrefillConfig, SamplingParams, _core
+from edgeh2o import LLM, DenseConfig, HeadwiseConfig, PrefillConfig, SamplingParams, _core
 from edgeh2o.attention import head_budgets
 from edgeh2o.attention.base import SparseAttentionConfig
 from edgeh2o.attention.budget_table import table_path, write_table
@@ -372,6 +372,46 @@ def test_dense_prompts_are_rounded_where_that_was_shown_to_change_little(
         assert stats.attention["table"] == TOO_SHORT
         assert stats.attention_precision == expected
         assert llm.generate(prompt[:1000], ONE_TOKEN).stats.attention_precision == "f32"
+
+
+@pytest.mark.parametrize("keep_cache", [False, True])
+@pytest.mark.parametrize("may_be_sparse", [False, True])
+@pytest.mark.parametrize(("error", "expected"), [(1.9, "int8"), (1.91, "f32"), (None, "f32")])
+def test_so_is_the_dense_rest_of_the_prompt_that_shows_it(
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: float | None,
+    expected: str,
+    may_be_sparse: bool,
+    keep_cache: bool,
+) -> None:
+    """Whether it began as one that would be read sparse, which its profile says would not pay."""
+    if "int8" not in _core.attention_precisions():
+        pytest.skip("no int8 products on this machine")
+    monkeypatch.setattr(_core, "best_attention_precision", lambda: "f32")
+    monkeypatch.setattr(RoundingProbe, "error_percent", property(lambda _: error))
+    answers = iter([may_be_sparse, False])
+    monkeypatch.setattr(payoff, "saves_time", lambda *_, **__: next(answers, False))
+    with load(path) as llm:
+        prompt = random_prompt(llm, 3000)
+        answer = llm.generate(prompt, GREEDY, keep_cache=keep_cache)
+        stats = answer.stats
+        assert stats.attention_precision == expected
+        assert stats.attention["table"] == (TOO_SHORT if may_be_sparse else UNKNOWN)
+        assert stats.pairs_computed == stats.pairs_dense and stats.heads_read_densely == 0
+        assert ("1,024 tokens read dense and profiled" in stats.note) == may_be_sparse
+        runner: Any = llm.start_runner(3200, attention=DenseConfig())
+        runner.prefill(prompt[:1024], is_last=False)
+        runner.read_rest(expected, reads_all=True)
+        logits = prefill_prompt(runner, prompt[1024:], n_read=1024)
+        assert int(logits.argmax()) == answer.token_ids[0]
+        if not keep_cache:
+            return
+        # What goes on from it does so, in a cache that grows too.
+        longer = np.concatenate([prompt, answer.token_ids, random_prompt(llm, 900, seed=1)])
+        stats = llm.generate(longer, ONE_TOKEN, keep_cache=True).stats
+        assert stats.cached_tokens >= 3000 and stats.attention_precision == expected
+        assert stats.pairs_computed == stats.pairs_dense
 
 
 def test_what_rounding_is_off_by_is_that_of_the_attention(llm: LLM) -> None:
