@@ -5,9 +5,11 @@
 The packaged table is left out and the cache folder is a fresh one. Windows of every kind of text of
 ``edgeh2o evaluate`` are read as the first long prompt of the model, which it learns from while it
 is read; as the second, after a first one of prose; and, with ``--onnx``, by its export (of
-``edgeh2o export-onnx``). The last quarter of the predictions is compared with a dense run's. The
-row "chat" is a document and ten questions about it, turn by turn, in a fresh cache folder too: the
-predictions of the answers count.
+``edgeh2o export-onnx``). The last quarter of the predictions is compared with a dense run's. These
+windows are read sparse whether that pays or not; "by default" is how the first and the second one
+are read where sparse would not be faster: densely, in 8 bits once the first has shown that this
+changes little. The row "chat" is a document and ten questions about it, turn by turn, in a fresh
+cache folder too: the predictions of the answers count.
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ from edgeh2o.attention.head_budgets import NO_TABLE
 from edgeh2o.attention.kept_profiles import PROFILE_TOKENS, merge_profiles
 from edgeh2o.cli.evaluation_options import list_of
 from edgeh2o.config import RuntimeConfig
+from edgeh2o.engine.payoff import choose_reading
 from edgeh2o.engine.plan import RunPlan
 from edgeh2o.engine.profile import PromptProfiler
+from edgeh2o.engine.prompt_cache import PromptCache
 from edgeh2o.evaluation.comparison import WindowComparer, estimate_loss
 from edgeh2o.evaluation.long_texts import KINDS, Window, make_window
 from edgeh2o.evaluation.reading import score_answer, split_answer
@@ -46,7 +50,8 @@ if TYPE_CHECKING:
     from edgeh2o.runners.base import Runner
 
 UNKNOWN_MODEL = HeadwiseConfig(budget_table=NO_TABLE)
-PROMPTS = ("first prompt", "second prompt", "ONNX export", "chat")
+FIRST, SECOND = "first prompt", "second prompt"
+PROMPTS = (FIRST, SECOND, f"{FIRST} by default", f"{SECOND} by default", "ONNX export", "chat")
 CHAT_DOCUMENT, CHAT_ROOM = 6000, 1024  # tokens: of the document, of what is said about it
 NO_ANSWER = SamplingParams(max_tokens=0)
 
@@ -76,36 +81,50 @@ class Loss:
 
 
 class FirstPrompt:
-    """The runner of a window that is the first prompt of a model: what ``Session`` does.
+    """A runner of windows that are the first prompt of a model each: what ``Session`` does.
 
-    Rows of its first call cannot be looked at any more.
+    Sparse, or, ``by_default``, densely where that is as fast. Rows of its first call cannot be
+    looked at any more.
     """
 
-    def __init__(self, llm: LLM, context: int) -> None:
-        runtime = RuntimeConfig(threads=llm.threads)
-        self._llm = llm
-        self._plan = RunPlan.of(llm.config, UNKNOWN_MODEL, llm.prefill, runtime).learning(context)
-        self._runner = cast("Any", self._plan.start_runner(llm.model, context, all_rows=True))
+    def __init__(self, llm: LLM, context: int, *, by_default: bool) -> None:
+        plan = RunPlan.of(
+            llm.config, UNKNOWN_MODEL, llm.prefill, RuntimeConfig(threads=llm.threads)
+        )
+        self._llm, self._by_default = llm, by_default
+        self._cache = PromptCache(plan)
+        self._cache.take_weights(llm.model)
+        chosen = plan.learning(context)
+        if by_default:
+            chosen, _ = self._cache.plan_prompt(context, 0, goes_on=False, stays_open=False)
+        self._known, self._plan, self._context = plan, chosen, context
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner, name)
+        return getattr(self._cache.runner, name)
+
+    def reset(self) -> None:
+        """Nothing is known of the model."""
+        self._cache.plan, self._cache.running = self._known, self._plan
+        self._cache.runner = None  # it may have gone on in other products
+        self._cache.runner = self._plan.start_runner(self._llm.model, self._context, all_rows=True)
 
     def prefill(self, tokens: Window, *, is_last: bool) -> NDArray[np.float32] | None:
+        runner, cache = cast("Any", self._cache.runner), self._cache
         profiler = PromptProfiler(self._llm.model, threads=self._llm.threads)
         first, rest = np.split(tokens, [PROFILE_TOKENS])
-        room = self._plan.attention
-        assert isinstance(room, HeadwiseConfig) and room.budgets is not None
-        self._runner.policy.set_budgets(room.budgets)
-        self._runner.prefill(first, is_last=False, on_attention=profiler)
+        runner.prefill(first, is_last=False, on_attention=profiler)
         table = profiler.table(len(tokens))
         assert table is not None, "the model's numbers are not finite"
-        settings = UNKNOWN_MODEL.with_profile(merge_profiles(None, table))
-        learnt = self._plan.varied(settings).for_length(len(tokens)).attention
-        self._runner.policy.set_budgets(cast("HeadwiseConfig", learnt).budgets)
-        return cast("Any", self._runner.prefill(rest, is_last=is_last))
+        cache.learn(merge_profiles(None, table))
+        if self._by_default and cache.is_learning:
+            cache.end_learning(len(tokens), has_learnt=True)
+        elif not self._by_default:
+            learnt = cast("HeadwiseConfig", cache.plan.for_length(len(tokens)).attention)
+            runner.policy.set_budgets(learnt.budgets)
+        return cast("Any", runner.prefill(rest, is_last=is_last))
 
     def row_logits(self, first: int, n_rows: int) -> NDArray[np.float32]:
-        return cast("Any", self._runner.row_logits(first - PROFILE_TOKENS, n_rows))
+        return cast("Any", self._cache.runner).row_logits(first - PROFILE_TOKENS, n_rows)
 
 
 @contextmanager
@@ -128,10 +147,15 @@ def measure_windows(model: Path, args: argparse.Namespace) -> Iterator[Loss]:
     with fresh_cache(), LLM(model, threads=args.threads, attention=UNKNOWN_MODEL) as llm:
         # The texts that are scored are others: seeds count from 0.
         llm.profile_budgets(make_window(llm, "prose", args.ctx, seed=17))
-        runners = {
-            "first prompt": cast("Runner", FirstPrompt(llm, args.ctx)),
-            "second prompt": llm.start_runner(args.ctx, all_rows=True),
+        runners: dict[str, Any] = {
+            FIRST: FirstPrompt(llm, args.ctx, by_default=False),
+            SECOND: llm.start_runner(args.ctx, all_rows=True),
         }
+        chosen = choose_reading(llm._session.plan, llm.model, args.ctx)
+        if chosen.attention.reads_all:  # else it is what they are read by anyhow
+            first = FirstPrompt(llm, args.ctx, by_default=True)
+            second = chosen.start_runner(llm.model, args.ctx, all_rows=True)
+            runners |= {f"{FIRST} by default": first, f"{SECOND} by default": second}
         yield from compare(llm, runners, args)
         if args.onnx is not None:
             with LLM(args.onnx, threads=args.threads, attention=UNKNOWN_MODEL) as exported:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from bench.promise import Loss, make_table, measure_chat, measure_windows
-from edgeh2o import isa
+from edgeh2o import _core, isa
 from edgeh2o.engine import payoff
 
 pytestmark = pytest.mark.skipif(
@@ -25,7 +25,13 @@ pytestmark = pytest.mark.skipif(
 def test_the_first_prompts_keep_the_promise(smollm2_path: Path) -> None:
     args = Namespace(threads=None, ctx=4096, kinds=("pairs",), text_seeds=(0,), onnx=None)
     losses = {loss.prompt: loss for loss in measure_windows(smollm2_path, args)}
+    densely = [losses.pop(prompt) for prompt in list(losses) if prompt.endswith("by default")]
     assert list(losses) == ["first prompt", "second prompt"]
+    assert len(densely) == (2 if "int8" in _core.attention_precisions() else 0)
+    for loss in densely:
+        assert loss.loss_percent < 0.5 + 2 * loss.loss_percent_error < 2
+        assert loss.kl is not None and loss.kl < 12e-3
+        assert loss.attention_error_percent < 0.01 and loss.dense_reads == 0
     for loss in losses.values():
         assert loss.loss_percent < 0.5 + 2 * loss.loss_percent_error < 2
         assert loss.kl is not None and 4e-3 < loss.kl < 12e-3
