@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from edgeh2o.errors import EdgeH2OError
 from edgeh2o.formats.model_cache import resolve_model
-from tools.make_tiny_model import llama3_factors
 from tools.shape_recurrent import DeltaNet, Mamba2
 from tools.tiny_models.gemma3n import (
     CUTOFF,
@@ -33,6 +32,7 @@ from tools.tiny_models.gemma3n import (
     STACKS,
     VECTOR_SUFFIXES,
 )
+from tools.tiny_models.rope import llama3_factors
 
 DEFAULT_TOKENIZER = "smollm2-135m"
 WEIGHT_STD = 0.02

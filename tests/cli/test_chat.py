@@ -18,7 +18,7 @@ import pytest
 from edgeh2o import LLM, H2OConfig, PrefillConfig
 from edgeh2o.cli.main import main
 from tests.tiny_models import TinyModelFactory
-from tools.make_tiny_model import CHAT_TEMPLATE
+from tools.tiny_models.tokenizer import CHAT_TEMPLATE
 
 PROMPT = "the thing is that the art is there"
 SHORT = ["--temp", "0", "--ignore-eos", "-n", "5", "-ub", "16", "-b", "64", "--h2o-local", "4"]

@@ -13,7 +13,7 @@ from edgeh2o.runners.native import NativeModelFile
 from tests.model.golden_cases import CASES, SHAPE, options_of
 from tests.model.model_pair import CHUNK_SIZE, random_tokens
 from tests.tiny_models import TinyModelFactory
-from tools.make_tiny_model import TinyModel
+from tools.tiny_models.model import TinyModel
 
 MAX_CONTEXT = 640
 N_PROMPT = 230  # the first of the ranges of 256 keys ends within the decoded tokens

@@ -25,7 +25,7 @@ from tests.model.model_pair import (
     relative_error,
 )
 from tests.tiny_models import TinyModelFactory
-from tools.make_tiny_model import FLOAT_TYPES, TENSOR_TYPES
+from tools.tiny_models.model import FLOAT_TYPES, TENSOR_TYPES
 
 FLOAT_TOLERANCE = 1e-4
 EMULATED_SHARE = 0.8

@@ -13,7 +13,7 @@ from edgeh2o.models import registered_architectures
 from edgeh2o.runners.native import NativeModelFile
 from tests.model.golden_cases import CASES, CONTEXT, options_of
 from tests.tiny_models import TinyModelFactory
-from tools.make_tiny_model import TinyModel
+from tools.tiny_models.model import TinyModel
 
 FOLDER = Path(__file__).parent.parent / "golden"
 # llama.cpp saves log-probabilities in steps of 16 / 65,535 nats at most.

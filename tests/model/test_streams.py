@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from edgeh2o import _core
 from tests.model.model_pair import CHUNK_SIZE, load_pair, prefill, random_tokens, split
 from tests.tiny_models import TinyModelFactory
-from tools.make_tiny_model import TinyModel, _random_tensors, write_tiny_model
+from tools.make_tiny_model import write_tiny_model
+from tools.tiny_models.tensors import Tensors
 
 MODEL: dict[str, object] = {
     "architecture": "gemma3n",
@@ -48,17 +48,17 @@ def test_logits_do_not_depend_on_threads_and_batches(
         np.testing.assert_array_equal(other.decode(token), short.decode(token))
 
 
-def test_a_token_without_an_embedding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_without_an_embedding(tmp_path: Path) -> None:
     """As those of images, whose rows converters fill with zeros: no length divides by 0."""
 
-    def with_zeros(model: TinyModel) -> dict[str, NDArray[np.float32]]:
-        tensors = _random_tensors(model)
+    def fill_with_zeros(tensors: Tensors) -> None:
         for name in ("token_embd", "per_layer_token_embd"):
             tensors[f"{name}.weight"][7] = 0.0
-        return tensors
 
-    monkeypatch.setattr("tools.make_tiny_model._random_tensors", with_zeros)
-    pair = load_pair(lambda **options: write_tiny_model(tmp_path / "tiny.gguf", **options), **MODEL)
+    def write(**options: object) -> Path:
+        return write_tiny_model(tmp_path / "tiny.gguf", edit=fill_with_zeros, **options)
+
+    pair = load_pair(write, **MODEL)
     tokens = np.array([5, 7, 7, 9], np.int32)
     logits = prefill(pair.session(_core.dense_policy()), tokens)
     assert np.all(np.isfinite(logits))

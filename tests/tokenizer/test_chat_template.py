@@ -23,7 +23,7 @@ from edgeh2o.tokenizer.chat_template import (
 )
 from edgeh2o.tokenizer.template_sandbox import LimitedEnvironment
 from tests.tiny_models import TinyModelFactory
-from tools.make_tiny_model import CHAT_TEMPLATE, CONTROL_TOKENS
+from tools.tiny_models.tokenizer import CHAT_TEMPLATE, CONTROL_TOKENS
 
 END, START, STOP = range(3)  # ids of CONTROL_TOKENS
 CONVERSATION = [

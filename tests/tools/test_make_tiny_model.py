@@ -15,12 +15,9 @@ from tests.reference.dense import DenseLayer
 from tests.reference.k_quants import quantize_k
 from tests.tiny_models import TinyModelFactory
 from tests.tokenizer.vocabularies import byte_characters
-from tools.make_tiny_model import (
-    CONTROL_TOKENS,
-    TENSOR_TYPES,
-    main,
-    write_tiny_model,
-)
+from tools.make_tiny_model import main, write_tiny_model
+from tools.tiny_models.model import TENSOR_TYPES
+from tools.tiny_models.tokenizer import CONTROL_TOKENS
 
 
 def test_same_arguments_give_the_same_bytes(tmp_path: Path) -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from gguf import GGUFWriter
+import numpy as np
+from gguf import GGUFWriter
+from numpy.typing import NDArray
 
-    from tools.make_tiny_model import TinyModel
+from tools.tiny_models.model import TinyModel
 
 N_STREAMS = 4
 # Those that llama.cpp runs, whatever a file says.
 LAUREL_RANK = 64
-TOKEN_INPUT_DIM = 256
 N_CUT_LAYERS = 10
 # The quantile of 95%, which llama.cpp does not read.
 CUTOFF = 1.6448533535003662
@@ -42,8 +41,16 @@ def add_stacks(normal: Callable[..., None], width: int) -> None:
         normal(name, N_STREAMS - 1, width, width, std=width**-0.5)
 
 
-def add_layer(normal: Callable[..., None], prefix: str, width: int) -> None:
+def add_layer(
+    tensors: dict[str, NDArray[np.float32]],
+    normal: Callable[..., None],
+    model: TinyModel,
+    layer: int,
+) -> None:
     """Modes of a layer are a tanh of a sum over the width, divided by it: far from 0 here."""
+    prefix, width = f"blk.{layer}.", model.model_dim
+    # Logits are not divided by the root of the head size.
+    tensors[f"{prefix}attn_q_norm.weight"] *= np.float32(model.head_dims[layer] ** -0.5)
     normal(f"{prefix}altup_router.weight", N_STREAMS, width, std=width**0.5)
     normal(f"{prefix}altup_router_norm.weight", width, std=0.1, mean=1.0)
     normal(f"{prefix}altup_predict_coef.weight", N_STREAMS**2, N_STREAMS, std=0.05)

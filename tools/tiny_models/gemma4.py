@@ -1,14 +1,16 @@
-"""Keys of gemma4: heads of layers with a window, shared keys and values, inputs per token."""
+"""What gemma4 has beside a llama: heads of layers with a window, shared keys and values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from gguf import GGUFWriter
+import numpy as np
+from gguf import GGUFWriter
+from numpy.typing import NDArray
 
-    from tools.make_tiny_model import TinyModel
+from tools.tiny_models.model import TinyModel
+
+Tensors = dict[str, NDArray[np.float32]]
 
 
 def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
@@ -28,7 +30,22 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_expert_feed_forward_length(model.expert_ffn_dim)
 
 
-def add_experts(normal: Callable[..., None], prefix: str, model: TinyModel) -> None:
+def add_layer(tensors: Tensors, normal: Callable[..., None], model: TinyModel, layer: int) -> None:
+    """Adds what only gemma4 has, and takes away what its layers share or do without."""
+    prefix = f"blk.{layer}."
+    # Logits are not divided by the root of the head size.
+    tensors[f"{prefix}attn_q_norm.weight"] *= np.float32(model.head_dims[layer] ** -0.5)
+    normal(f"{prefix}layer_output_scale.weight", 1, std=0.1, mean=0.9)
+    if model.expert_ffn_dim:
+        _add_experts(normal, prefix, model)
+    if model.has_values_of_keys and not model.pattern[layer]:
+        del tensors[f"{prefix}attn_v.weight"]
+    if layer >= model.n_layers - model.n_shared_kv:
+        for name in ("attn_k", "attn_v", "attn_k_norm"):
+            del tensors[f"{prefix}{name}.weight"]
+
+
+def _add_experts(normal: Callable[..., None], prefix: str, model: TinyModel) -> None:
     """Experts beside a layer's feed-forward network, and their norms."""
     width, ffn_dim, n_experts = model.model_dim, model.expert_ffn_dim, model.n_experts
     for name in ("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2"):

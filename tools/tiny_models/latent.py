@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from gguf import ExpertGatingFuncType, GGUFWriter
 
-if TYPE_CHECKING:
-    from tools.make_tiny_model import TinyModel
+from tools.tiny_models.model import TinyModel
+from tools.tiny_models.recurrent import Matrix
 
 EXPERT_SCALE = 1.7
 
@@ -63,12 +62,13 @@ def add_expert_metadata(writer: GGUFWriter, model: TinyModel) -> None:
 
 
 def add_latent_tensors(
-    normal: Callable[..., None], prefix: str, model: TinyModel, variance: float
-) -> list[tuple[str, int, int, float]]:
+    normal: Callable[..., None], layer: int, model: TinyModel, variance: float
+) -> list[Matrix]:
     """Adds norms, and what is no matrix of two dimensions; returns the matrices of attention.
 
     Queries and keys get the ``variance``.
     """
+    prefix = f"blk.{layer}."
     width, rank, q_rank = model.model_dim, model.kv_rank, model.q_rank
     n_heads, *_ = model.layers[0]
     head_dim, out_dim = model.nope_dim + model.rope_dim, n_heads * model.value_dim
@@ -93,7 +93,7 @@ def add_latent_tensors(
     else:
         rows = n_heads * (model.nope_dim + model.value_dim)
         matrices.append(("attn_kv_b", rows, rank, std(rank)))
-    if model.has_indexer(int(prefix.split(".")[1])):
+    if model.has_indexer(layer):
         key_dim = model.index_key_dim
         normal(f"{prefix}indexer.k_norm.weight", key_dim, std=0.1, mean=1.0)
         normal(f"{prefix}indexer.k_norm.bias", key_dim, std=0.2)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from gguf import GGUFWriter
+from gguf import GGUFWriter
 
-    from tools.make_tiny_model import TinyModel
+from tools.tiny_models.model import DELTA_NET_PERIOD, TinyModel
 
 # Name, rows, columns and standard deviation of a matrix.
 Matrix = tuple[str, int, int, float]
-# Of so many layers with a delta net the last attends.
-DELTA_NET_PERIOD = 2
 EXPERT_SCALE = 2.5
 # Float tensors of two dimensions.
 VECTOR_SUFFIXES = (

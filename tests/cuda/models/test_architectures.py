@@ -24,7 +24,7 @@ from tests.random_blocks import MIXED, rewrite
 from tests.reference.decoder import ReferenceDecoder
 from tests.reference.dense import DenseLayer
 from tests.tiny_models import TinyModelFactory
-from tools.make_tiny_model import TENSOR_TYPES
+from tools.tiny_models.model import TENSOR_TYPES
 
 # What tiny models of an architecture, of all that are registered, are made with.
 ARCHITECTURES: dict[str, dict[str, object]] = {

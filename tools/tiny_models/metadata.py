@@ -1,0 +1,100 @@
+"""What files of tiny models say of themselves, but for their tokenizer."""
+
+from __future__ import annotations
+
+import numpy as np
+from gguf import ExpertGatingFuncType, GGUFWriter, RopeScalingType
+
+from tools.tiny_models import gemma3n, gemma4, recurrent
+from tools.tiny_models.latent import add_expert_metadata, add_latent_metadata
+from tools.tiny_models.model import TinyModel
+from tools.tiny_models.rope import LINEAR_FACTOR, LONGROPE_ATTENTION_FACTOR, rope_sections
+
+
+def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
+    writer.add_name("tiny")
+    writer.add_block_count(model.n_layers)
+    writer.add_context_length(model.context_length)
+    writer.add_embedding_length(model.model_dim)
+    if model.family.mamba2 == "single":
+        writer.add_feed_forward_length([ffn_dim for _, _, ffn_dim in model.layers])
+    else:
+        writer.add_feed_forward_length(model.ffn_dim)
+    if model.family.has_experts and model.n_experts:
+        writer.add_expert_count(model.n_experts)
+        writer.add_expert_used_count(model.n_experts_used)
+        if model.family.has_expert_width:
+            writer.add_expert_feed_forward_length(model.ffn_dim)
+        shared_ffn_dim = model.shared_ffn_dim
+        if shared_ffn_dim is None and model.family.has_shared_width:
+            shared_ffn_dim = max(ffn_dim for _, _, ffn_dim in model.layers)
+        if shared_ffn_dim is not None:
+            writer.add_expert_shared_feed_forward_length(shared_ffn_dim)
+    if model.family.has_sections:
+        writer.add_rope_dimension_sections(rope_sections(model.n_pairs))
+    writer.add_head_count(model.n_heads)
+    if model.family.is_latent:
+        add_latent_metadata(writer, model)
+    elif model.family.has_expert_scales:
+        add_expert_metadata(writer, model)
+    elif model.family.has_softmax_gate:
+        writer.add_leading_dense_block_count(model.n_dense_layers)
+        writer.add_interleave_moe_layer_step(1)
+    elif model.family.has_expert_bias and model.family.mamba2 is None:
+        writer.add_leading_dense_block_count(model.n_dense_layers)
+        writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+    if model.family.has_short_conv or model.family.mamba2 in ("other", "single"):
+        writer.add_head_count_kv([n_kv_heads for _, n_kv_heads, _ in model.layers])
+    elif not model.family.is_latent:
+        writer.add_head_count_kv(model.n_kv_heads)
+    recurrent.add_metadata(writer, model)
+    if model.family.mamba2 == "other":
+        writer.add_rope_scaling_finetuned(model.rotates)
+    if not model.family.is_latent:
+        writer.add_key_length(model.head_dim)
+        writer.add_value_length(model.head_dim)
+    writer.add_rope_dimension_count(2 * model.n_pairs)
+    writer.add_rope_freq_base(model.rope_base)
+    if model.family.has_layer_norm:
+        writer.add_layer_norm_eps(model.norm_eps)
+    else:
+        writer.add_layer_norm_rms_eps(model.norm_eps)
+    if model.family.has_xielu:
+        numbers = np.linspace(0.3, 0.9, model.n_layers)
+        writer.add_xielu_alpha_p(numbers.tolist())
+        writer.add_xielu_alpha_n((numbers[::-1] - 0.5).tolist())
+        writer.add_xielu_beta((0.5 * numbers).tolist())
+        writer.add_xielu_eps([-1e-6] * model.n_layers)
+    if model.architecture == "gptneox":
+        writer.add_parallel_residual(not model.is_sequential)
+    writer.add_vocab_size(model.vocab_size)
+    if model.rope_scaling in ("linear", "yarn"):
+        writer.add_rope_scaling_type(RopeScalingType(model.rope_scaling))
+        writer.add_rope_scaling_factor(LINEAR_FACTOR)
+    if model.rope_scaling == "longrope":
+        writer.add_rope_scaling_type(RopeScalingType.LONGROPE)
+        writer.add_rope_scaling_attn_factors(LONGROPE_ATTENTION_FACTOR)
+    if model.original_context is not None:
+        writer.add_rope_scaling_orig_ctx_len(model.original_context)
+    window = model.sliding_window
+    family = model.family
+    has_pattern = family.is_gemma4 or family.is_gemma3n or family.has_window_pattern
+    if window is None and has_pattern:
+        window = 24  # the key must be there
+    if window is not None:
+        writer.add_sliding_window(window)
+    if model.family.is_gemma4:
+        gemma4.add_metadata(writer, model)
+    elif model.family.is_gemma3n:
+        gemma3n.add_metadata(writer, model)
+    elif model.family.has_window_pattern:
+        writer.add_sliding_window_pattern(model.pattern)
+    elif model.sliding_window_pattern is not None:
+        writer.add_sliding_window_pattern(model.sliding_window_pattern)
+    if model.rope_pattern is not None:
+        key = f"{model.architecture}.attention.rope_pattern"
+        writer.add_array(key, list(model.rope_pattern))
+    if model.rope_base_sliding is not None:
+        writer.add_rope_freq_base_swa(model.rope_base_sliding)
+    for key, value in model.family.keys.items():
+        writer.add_float32(f"{model.architecture}.{key}", value)

@@ -1,0 +1,218 @@
+"""What a tiny model is: sizes, options, and what follows of them for every layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tests.reference.codebook_quants import CODEBOOK_TYPES
+from tests.reference.k_quants import K_TYPES
+from tests.tiny_architectures import FAMILIES, Family
+from tools.tiny_models.tokenizer import vocabulary
+
+PerLayer = int | tuple[int, ...]
+LAYER_OPTIONS = ("n_heads", "n_kv_heads", "ffn_dim")
+
+FLOAT_TYPES = ("F32", "F16", "BF16")
+BLOCK_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", *K_TYPES, *CODEBOOK_TYPES)
+TENSOR_TYPES = FLOAT_TYPES + BLOCK_TYPES
+# Of so many layers with a delta net the last attends.
+DELTA_NET_PERIOD = 2
+GEMMA3N_INPUT_DIM = 256  # the one that llama.cpp runs, whatever a file says
+ROPE_SCALINGS = ("linear", "llama3", "yarn", "longrope")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinyModel:
+    """What to write.
+
+    Attributes:
+        tensor_type: type of every matrix, one of TENSOR_TYPES; vectors are F32.
+        embedding_type: type of the token embedding and output; None for tensor_type.
+        n_heads, n_kv_heads, ffn_dim: of all layers, or a tuple with a number per layer; no KV heads
+            for a convolution.
+        has_qk_norm: queries and keys are normed, in families that may.
+        n_conv_taps: tokens of a convolution.
+        n_delta_key_heads, n_delta_value_heads, delta_head_dim: of a delta net.
+        n_ssd_heads, ssd_head_dim, n_ssd_groups, ssd_state_dim, has_ssm_norm: of Mamba-2.
+        n_dense_layers: first layers without experts, in families that have some.
+        n_experts, n_experts_used: of a layer and of a token, in families that have experts. None
+            make a dense model of granitehybrid and granite_swa.
+        is_mixture: layers have experts, of llama.
+        rope_pattern: which layers are rotated, of granite_swa; None for no key.
+        shared_ffn_dim: width of the expert that every token goes through; None for no key, which
+            means none, or one of ffn_dim where it has a gate or must be there.
+        n_expert_groups, n_expert_groups_used: of experts, and of those a token's are of, where the
+            file says so.
+        n_shared_experts: how many experts wide the shared one is, where the file says so.
+        has_softmax_gate: experts without biases are weighted by a softmax, of deepseek2.
+        kv_rank, q_rank, nope_dim, rope_dim, value_dim: of latent attention; a q_rank of 0 is none.
+        index_heads, index_key_dim, index_top_k: of indexers, which every so many layers
+            (indexer_period) have one of.
+        has_matrices_per_head: its keys and values have matrices per head, of deepseek2.
+        rotary_dim: rotated elements per head; None for head_dim.
+        rotates: there is a rotary embedding, of granitehybrid.
+        rope_scaling: None, "linear" or "yarn" (a factor in the metadata), "llama3" (a factor per
+            frequency in the tensor rope_freqs.weight), or "longrope" (two such tensors).
+        original_context: positions of the first training, for "yarn" and "longrope".
+        sliding_window: positions that a query sees in layers with a window; None for no key.
+        sliding_window_pattern: every so many layers one has full attention; None for no key.
+        head_dim_sliding: head size of layers with a window, of gemma4.
+        has_values_of_keys: layers with full attention have no matrix of values, of gemma4.
+        expert_ffn_dim: width of experts beside every layer's network, of gemma4; 0 for none.
+        n_shared_kv: last layers that read the keys and values of others, of gemma4 and gemma3n.
+        token_input_dim: width of every layer's input per token, of gemma4 and gemma3n.
+        n_cut_layers: first layers whose gates are cut off, of gemma3n; None for ten or all.
+        rope_base_sliding: base of the layers with a window; None for no key.
+        tied: the token embedding is also the output matrix.
+        biases: the seven matrices of a layer have biases.
+        has_two_norms: attention and the network beside it have one each, of falcon.
+        is_sequential: the network is behind attention, of gptneox.
+        is_fused: Q, K and V are one matrix, of phi2 and chatglm.
+    """
+
+    architecture: str = "llama"
+    seed: int = 0
+    tensor_type: str = "F32"
+    embedding_type: str | None = None
+    n_layers: int = 3
+    model_dim: int = 256
+    n_heads: PerLayer = 8
+    n_kv_heads: PerLayer = 2
+    head_dim: int = 32
+    ffn_dim: PerLayer = 512
+    n_conv_taps: int = 3
+    n_delta_key_heads: int = 2
+    n_delta_value_heads: int = 4
+    delta_head_dim: int = 32
+    n_ssd_heads: int = 8
+    ssd_head_dim: int = 16
+    n_ssd_groups: int = 2
+    ssd_state_dim: int = 32
+    has_ssm_norm: bool = True
+    n_dense_layers: int = 1
+    n_experts: int = 6
+    n_experts_used: int = 2
+    shared_ffn_dim: int | None = None
+    n_expert_groups: int = 1
+    n_expert_groups_used: int = 1
+    n_shared_experts: int = 1
+    has_softmax_gate: bool = False
+    kv_rank: int = 48
+    q_rank: int = 40
+    nope_dim: int = 16
+    rope_dim: int = 16
+    value_dim: int = 24
+    index_heads: int = 8
+    index_key_dim: int = 32
+    index_top_k: int = 24
+    indexer_period: int = 1
+    has_matrices_per_head: bool = True
+    vocab_size: int = 320
+    context_length: int = 2048
+    norm_eps: float = 1e-5
+    tied: bool = True
+    biases: bool = False
+    has_two_norms: bool = False
+    is_sequential: bool = False
+    has_qk_norm: bool = True
+    is_mixture: bool = False
+    rope_pattern: tuple[bool, ...] | None = None
+    is_fused: bool = False
+    rotary_dim: int | None = None
+    rotates: bool = False
+    rope_base: float = 10000.0
+    rope_scaling: str | None = None
+    original_context: int | None = None
+    sliding_window: int | None = None
+    sliding_window_pattern: int | None = None
+    rope_base_sliding: float | None = None
+    head_dim_sliding: int | None = None
+    has_values_of_keys: bool = False
+    expert_ffn_dim: int = 0
+    n_shared_kv: int = 0
+    token_input_dim: int = 0
+    n_cut_layers: int | None = None
+
+    @property
+    def family(self) -> Family:
+        family = FAMILIES[self.architecture]
+        if self.is_mixture:
+            return replace(family, has_experts=True, has_expert_width=False)
+        return family
+
+    @property
+    def layers(self) -> list[tuple[int, ...]]:
+        """LAYER_OPTIONS of every layer."""
+        values = (getattr(self, name) for name in LAYER_OPTIONS)
+        rows = [value if isinstance(value, tuple) else (value,) * self.n_layers for value in values]
+        goes_by_turns = self.family.has_short_conv or self.family.mamba2 == "other"
+        if goes_by_turns and not isinstance(self.n_kv_heads, tuple):
+            rows[1] = tuple(self.n_kv_heads * (layer % 2) for layer in range(self.n_layers))
+        if self.family.mamba2 == "single" and not isinstance(self.n_kv_heads, tuple):
+            # Mamba-2, attention and a feed-forward network by turns.
+            rows[1] = tuple(self.n_kv_heads * (layer % 3 == 1) for layer in range(self.n_layers))
+            rows[2] = tuple(n * (layer % 3 == 2) for layer, n in enumerate(rows[2]))
+        return list(zip(*rows, strict=True))
+
+    def mixer(self, layer: int) -> str:
+        """As in ``LayerConfig``."""
+        if self.family.has_delta_net and (layer + 1) % DELTA_NET_PERIOD:
+            return "delta_net"
+        _, n_kv_heads, ffn_dim = self.layers[layer]
+        if n_kv_heads:
+            return "attention_mamba2" if self.family.mamba2 == "beside" else "attention"
+        if self.family.mamba2 is None:
+            return "short_conv"
+        return "none" if self.family.mamba2 == "single" and ffn_dim else "mamba2"
+
+    def has_experts(self, layer: int) -> bool:
+        if self.family.mamba2 == "single":
+            return self.family.has_experts and self.layers[layer][2] > 0
+        return (self.family.has_experts and self.n_experts > 0) and (
+            not self.family.begins_dense or layer >= self.n_dense_layers
+        )
+
+    def has_indexer(self, layer: int) -> bool:
+        return self.family.is_indexed and layer % self.indexer_period == 0
+
+    @property
+    def pattern(self) -> list[bool]:
+        """Which layers have a window, for families whose files say so layer by layer."""
+        period = self.sliding_window_pattern or 3
+        return [layer % period < period - 1 for layer in range(self.n_layers)]
+
+    @property
+    def input_dim(self) -> int:
+        """Width of every layer's input per token, which gemma3n always has."""
+        return self.token_input_dim or GEMMA3N_INPUT_DIM * self.family.is_gemma3n
+
+    @property
+    def head_dims(self) -> list[int]:
+        """The head size of every layer."""
+        sliding = self.head_dim_sliding or self.head_dim
+        return [sliding if has_window else self.head_dim for has_window in self.pattern]
+
+    @property
+    def n_pairs(self) -> int:
+        """Rotated pairs of a head."""
+        if self.family.is_latent:
+            return self.rope_dim // 2
+        return (self.rotary_dim or self.head_dim) // 2
+
+    def __post_init__(self) -> None:
+        for name in (self.tensor_type, self.embedding_type or self.tensor_type):
+            if name not in TENSOR_TYPES:
+                raise ValueError(f"{name} is not one of {', '.join(TENSOR_TYPES)}")
+        if self.architecture not in FAMILIES:
+            raise ValueError(f"architecture is one of {', '.join(FAMILIES)}")
+        if self.rope_scaling not in (None, *ROPE_SCALINGS):
+            raise ValueError(f"rope_scaling is None or one of {', '.join(ROPE_SCALINGS)}")
+        for name in LAYER_OPTIONS:
+            value = getattr(self, name)
+            if isinstance(value, tuple) and len(value) != self.n_layers:
+                raise ValueError(f"{name} is one number, or one for each of {self.n_layers} layers")
+        if any(n_kv_heads and n_heads % n_kv_heads for n_heads, n_kv_heads, _ in self.layers):
+            raise ValueError("n_heads must be a multiple of n_kv_heads")
+        smallest = len(vocabulary()[0])
+        if self.vocab_size < smallest:
+            raise ValueError(f"vocab_size must be at least {smallest}")
