@@ -15,15 +15,10 @@ from gguf.quants import dequantize
 from edgeh2o import LLM
 from edgeh2o.config import SamplingParams
 from tests.tiny_models import TinyModelFactory
-from tools.make_shape_model import (
-    FILE_TYPES,
-    SHAPES,
-    WEIGHT_STD,
-    main,
-    random_blocks,
-    shape_tensors,
-    write_shape_model,
-)
+from tools.make_shape_model import main, write_shape_model
+from tools.shape_models.shapes import SHAPES
+from tools.shape_models.tensors import FILE_TYPES, shape_tensors
+from tools.shape_models.values import WEIGHT_STD, random_blocks
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 

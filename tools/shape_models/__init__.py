@@ -1,0 +1,1 @@
+"""The parts of ``tools.make_shape_model``: shapes, tensors, random weights."""

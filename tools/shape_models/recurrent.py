@@ -1,0 +1,56 @@
+"""Recurrent layers of shapes: tensors and keys of delta nets and Mamba-2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from gguf import GGUFWriter
+
+from tools.shape_models.shapes import Shape
+from tools.shape_models.tensor import Tensor
+
+
+def recurrent_tensors(
+    prefix: str, shape: Shape, matrix: Callable[..., Tensor], vectors: Callable[..., Tensor]
+) -> Iterator[Tensor]:
+    """Tensors of a layer without attention; matrix(name, rows, cols) and vectors(name, *sizes)
+    make one of the usual type and one of floats."""
+    if (net := shape.delta_net) is not None:
+        width = shape.model_dim
+        yield matrix(f"{prefix}attn_qkv", net.conv_dim, width)
+        yield matrix(f"{prefix}attn_gate", net.value_dim, width)
+        yield matrix(f"{prefix}ssm_beta", net.n_value_heads, width)
+        yield matrix(f"{prefix}ssm_alpha", net.n_value_heads, width)
+        yield vectors(f"{prefix}ssm_conv1d.weight", net.conv_dim, shape.n_conv_taps)
+        yield vectors(f"{prefix}ssm_dt.bias", net.n_value_heads)
+        yield vectors(f"{prefix}ssm_a", net.n_value_heads)
+        yield vectors(f"{prefix}ssm_norm.weight", net.head_dim)
+        yield matrix(f"{prefix}ssm_out", width, net.value_dim)
+    if (ssm := shape.mamba2) is not None:
+        yield matrix(f"{prefix}ssm_in", ssm.inner_dim + ssm.conv_dim + ssm.n_heads, shape.model_dim)
+        yield vectors(f"{prefix}ssm_conv1d.weight", ssm.conv_dim, shape.n_conv_taps)
+        yield vectors(f"{prefix}ssm_conv1d.bias", ssm.conv_dim)
+        yield vectors(f"{prefix}ssm_dt.bias", ssm.n_heads)
+        yield vectors(f"{prefix}ssm_a", ssm.n_heads, 1)
+        yield vectors(f"{prefix}ssm_d", ssm.n_heads, 1)
+        yield vectors(f"{prefix}ssm_norm.weight", ssm.n_groups, ssm.inner_dim // ssm.n_groups)
+        yield matrix(f"{prefix}ssm_out", shape.model_dim, ssm.inner_dim)
+
+
+def add_recurrent_metadata(writer: GGUFWriter, shape: Shape) -> None:
+    """Keys of the recurrent layers, if there are any."""
+    if (net := shape.delta_net) is not None:
+        writer.add_rope_dimension_sections([11, 11, 10, 0])
+        writer.add_uint32(f"{shape.architecture}.full_attention_interval", net.period)
+        writer.add_ssm_conv_kernel(shape.n_conv_taps)
+        writer.add_ssm_group_count(net.n_key_heads)
+        writer.add_ssm_time_step_rank(net.n_value_heads)
+        writer.add_ssm_state_size(net.head_dim)
+        writer.add_ssm_inner_size(net.value_dim)
+    if (ssm := shape.mamba2) is not None:
+        writer.add_ssm_conv_kernel(shape.n_conv_taps)
+        writer.add_ssm_group_count(ssm.n_groups)
+        writer.add_ssm_time_step_rank(ssm.n_heads)
+        writer.add_ssm_state_size(ssm.state_dim)
+        writer.add_ssm_inner_size(ssm.inner_dim)
+        writer.add_rope_scaling_finetuned(False)

@@ -1,0 +1,277 @@
+"""Sizes and settings of published models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemma4:
+    """Windows, the size of heads in layers with one, and inputs of layers per token.
+
+    The last ``n_shared_kv`` layers read the keys and values of others and are twice as wide, but
+    for Gemma 3n (``has_streams``), which has AltUp, LAuReL and gates that are cut off instead.
+    """
+
+    window: int
+    window_period: int
+    head_dim_sliding: int
+    n_shared_kv: int
+    token_input_dim: int
+    has_streams: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNet:
+    """Heads of the gated delta nets in all but every ``period``-th layer."""
+
+    period: int
+    n_key_heads: int
+    n_value_heads: int
+    head_dim: int
+
+    @property
+    def value_dim(self) -> int:
+        return self.n_value_heads * self.head_dim
+
+    @property
+    def conv_dim(self) -> int:
+        return self.value_dim + 2 * self.n_key_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2:
+    """Heads of Mamba-2 in the layers without attention."""
+
+    n_heads: int
+    head_dim: int
+    n_groups: int
+    state_dim: int
+
+    @property
+    def inner_dim(self) -> int:
+        return self.n_heads * self.head_dim
+
+    @property
+    def conv_dim(self) -> int:
+        return self.inner_dim + 2 * self.n_groups * self.state_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Sizes and settings of a model.
+
+    Attributes:
+        rope_factor: of the scaling of Llama 3.1, from ``trained_context`` tokens; None for none.
+        tied: the token embedding is also the output matrix.
+        qk_norms: queries and keys are normed per head.
+        qkv_biases: Q, K and V have biases.
+        gemma4: what Gemma 3n and 4 have beside these; their other norms, and scales of layers.
+        attention_layers: the others have a convolution of ``n_conv_taps`` tokens; empty for all.
+        delta_net: what Qwen3.5 has in most layers; its attention has a gate.
+        mamba2: what the layers without attention have in Granite 4.0 H, which has no positions.
+        rotary_dim: rotated elements of a head; None for all.
+    """
+
+    architecture: str
+    n_layers: int
+    model_dim: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    ffn_dim: int
+    context_length: int
+    rope_base: float
+    norm_epsilon: float
+    tied: bool
+    rope_factor: float | None = None
+    trained_context: int = 8192
+    qk_norms: bool = False
+    qkv_biases: bool = False
+    gemma4: Gemma4 | None = None
+    attention_layers: tuple[int, ...] = ()
+    n_conv_taps: int = 0
+    delta_net: DeltaNet | None = None
+    mamba2: Mamba2 | None = None
+    rotary_dim: int | None = None
+
+    def attends(self, layer: int) -> bool:
+        if self.delta_net is not None:
+            return (layer + 1) % self.delta_net.period == 0
+        return not self.attention_layers or layer in self.attention_layers
+
+    def layer_sizes(self, layer: int) -> tuple[int, int, bool]:
+        """Head size and feed-forward width of a layer, and whether it has keys of its own."""
+        if self.gemma4 is None:
+            return self.head_dim, self.ffn_dim, True
+        has_keys = layer < self.n_layers - self.gemma4.n_shared_kv
+        if self.gemma4.has_streams:  # files have keys for all
+            return self.head_dim, self.ffn_dim, True
+        head_dim = self.gemma4.head_dim_sliding if self.has_window(layer) else self.head_dim
+        return head_dim, self.ffn_dim if has_keys else 2 * self.ffn_dim, has_keys
+
+    def has_window(self, layer: int) -> bool:
+        return self.gemma4 is not None and (layer + 1) % self.gemma4.window_period != 0
+
+
+# From the configurations that the models were published with.
+SHAPES: Mapping[str, Shape] = {
+    "qwen2.5-0.5b": Shape(
+        architecture="qwen2",
+        n_layers=24,
+        model_dim=896,
+        n_heads=14,
+        n_kv_heads=2,
+        head_dim=64,
+        ffn_dim=4864,
+        context_length=32768,
+        rope_base=1e6,
+        norm_epsilon=1e-6,
+        tied=True,
+        qkv_biases=True,
+    ),
+    "llama-3.2-1b": Shape(
+        architecture="llama",
+        n_layers=16,
+        model_dim=2048,
+        n_heads=32,
+        n_kv_heads=8,
+        head_dim=64,
+        ffn_dim=8192,
+        context_length=131072,
+        rope_base=5e5,
+        norm_epsilon=1e-5,
+        tied=True,
+        rope_factor=32.0,
+    ),
+    "qwen3-1.7b": Shape(
+        architecture="qwen3",
+        n_layers=28,
+        model_dim=2048,
+        n_heads=16,
+        n_kv_heads=8,
+        head_dim=128,
+        ffn_dim=6144,
+        context_length=40960,
+        rope_base=1e6,
+        norm_epsilon=1e-6,
+        tied=True,
+        qk_norms=True,
+    ),
+    "smollm3-3b": Shape(
+        architecture="smollm3",
+        n_layers=36,
+        model_dim=2048,
+        n_heads=16,
+        n_kv_heads=4,
+        head_dim=128,
+        ffn_dim=11008,
+        context_length=65536,
+        rope_base=5e6,
+        norm_epsilon=1e-6,
+        tied=True,
+    ),
+    "gemma-3n-e2b": Shape(
+        architecture="gemma3n",
+        n_layers=30,
+        model_dim=2048,
+        n_heads=8,
+        n_kv_heads=2,
+        head_dim=256,
+        ffn_dim=8192,
+        context_length=32768,
+        rope_base=1e6,
+        norm_epsilon=1e-6,
+        tied=True,
+        qk_norms=True,
+        gemma4=Gemma4(
+            window=512,
+            window_period=5,
+            head_dim_sliding=256,
+            n_shared_kv=10,
+            token_input_dim=256,
+            has_streams=True,
+        ),
+    ),
+    "gemma-4-e2b": Shape(
+        architecture="gemma4",
+        n_layers=35,
+        model_dim=1536,
+        n_heads=8,
+        n_kv_heads=1,
+        head_dim=512,
+        ffn_dim=6144,
+        context_length=131072,
+        rope_base=1e6,
+        norm_epsilon=1e-6,
+        tied=True,
+        qk_norms=True,
+        gemma4=Gemma4(
+            window=512, window_period=5, head_dim_sliding=256, n_shared_kv=20, token_input_dim=256
+        ),
+    ),
+    "lfm2-1.2b": Shape(
+        architecture="lfm2",
+        n_layers=16,
+        model_dim=2048,
+        n_heads=32,
+        n_kv_heads=8,
+        head_dim=64,
+        ffn_dim=8192,
+        context_length=128000,
+        rope_base=1e6,
+        norm_epsilon=1e-5,
+        tied=True,
+        qk_norms=True,
+        attention_layers=(2, 5, 8, 10, 12, 14),
+        n_conv_taps=3,
+    ),
+    "qwen3.5-2b": Shape(
+        architecture="qwen35",
+        n_layers=24,
+        model_dim=2048,
+        n_heads=8,
+        n_kv_heads=2,
+        head_dim=256,
+        ffn_dim=6144,
+        context_length=262144,
+        rope_base=1e7,
+        norm_epsilon=1e-6,
+        tied=True,
+        qk_norms=True,
+        n_conv_taps=4,
+        delta_net=DeltaNet(period=4, n_key_heads=16, n_value_heads=16, head_dim=128),
+        rotary_dim=64,
+    ),
+    "granite-4.0-h-1b": Shape(
+        architecture="granitehybrid",
+        n_layers=40,
+        model_dim=1536,
+        n_heads=12,
+        n_kv_heads=4,
+        head_dim=128,
+        ffn_dim=4096,
+        context_length=131072,
+        rope_base=1e4,
+        norm_epsilon=1e-5,
+        tied=True,
+        attention_layers=(5, 15, 25, 35),
+        n_conv_taps=4,
+        mamba2=Mamba2(n_heads=48, head_dim=64, n_groups=1, state_dim=128),
+    ),
+    "llama-3.1-8b": Shape(
+        architecture="llama",
+        n_layers=32,
+        model_dim=4096,
+        n_heads=32,
+        n_kv_heads=8,
+        head_dim=128,
+        ffn_dim=14336,
+        context_length=131072,
+        rope_base=5e5,
+        norm_epsilon=1e-5,
+        tied=False,
+        rope_factor=8.0,
+    ),
+}
