@@ -292,7 +292,17 @@ class RunPlan:
         return {self.chunk_size, *fitting}
 
     def holding(self, saved: Mapping[str, Any]) -> RunPlan:
-        """The same with the budgets of a session file, as ``read_settings`` gives them."""
+        """The same as a session file was made, by what ``read_settings`` gives of it.
+
+        That is its budgets, and its precision where it may be that of a prompt here too.
+        """
+        plan, precision = self._holding_budgets(saved), saved.get("precision")
+        if precision not in (self.precisions.exact, self.precisions.rounded):
+            return plan  # of another machine, or asked for
+        alone = AttentionPrecisions(precision, precision)
+        return replace(plan, precision=precision, precisions=alone)
+
+    def _holding_budgets(self, saved: Mapping[str, Any]) -> RunPlan:
         values, chunk_size = saved.get("attention"), saved.get("chunk_size")
         if not isinstance(values, Mapping) or values.get("algorithm") != self.settings.algorithm:
             return self

@@ -349,6 +349,7 @@ class Session:
                 path,
                 fingerprint=self.fingerprint,
                 is_taught=self.cache.running.attention.is_taught,
+                precision=self.cache.running.precision,
                 state=RunnerState.of(runner),
                 rows=runner.cached_rows(),
                 document=document,

@@ -95,6 +95,7 @@ def write_session(
     *,
     fingerprint: Mapping[str, Any],
     is_taught: bool,
+    precision: str,
     state: RunnerState,
     rows: Iterable[NDArray[np.uint8]],
     document: Mapping[str, Any],
@@ -106,9 +107,14 @@ def write_session(
     parts = [tokens, json.dumps(document).encode("ascii"), state.core, logits]
     all_rows = list(rows)
     sizes = [*map(len, parts), sum(map(len, all_rows))]
-    said = {"fingerprint": fingerprint, "is_taught": is_taught, "context": context}
-    said["sizes"] = dict(zip(_SIZES, sizes, strict=True))
-    said["mark_bytes"] = list(map(len, state.marks))
+    said = {
+        "fingerprint": fingerprint,
+        "is_taught": is_taught,
+        "precision": precision,
+        "context": context,
+        "sizes": dict(zip(_SIZES, sizes, strict=True)),
+        "mark_bytes": list(map(len, state.marks)),
+    }
     header = json.dumps(said).encode("ascii")
     digest = blake2b(digest_size=DIGEST_BYTES)
     try:
@@ -175,7 +181,7 @@ def check_session_file(path: Path, fingerprint: Mapping[str, Any] | None = None)
 
 
 def read_settings(path: Path) -> Mapping[str, Any]:
-    """What a file says it was made with, unchecked: its fingerprint, and ``is_taught`` if it does.
+    """What a file says it was made with, unchecked: its fingerprint, ``is_taught``, ``precision``.
 
     Raises as ``check_session_file`` does.
     """
@@ -184,7 +190,7 @@ def read_settings(path: Path) -> Mapping[str, Any]:
     fingerprint = header.get("fingerprint")
     if not isinstance(fingerprint, dict):
         return {}
-    return {**fingerprint, "is_taught": header.get("is_taught")}
+    return {**fingerprint, **{name: header.get(name) for name in ("is_taught", "precision")}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +201,7 @@ class SessionHead:
     token_ids: NDArray[np.int32]
     core: bytes  # its beginning
     context: int
+    precision: str | None
 
 
 def peek_session(path: Path) -> SessionHead:
@@ -210,6 +217,7 @@ def peek_session(path: Path) -> SessionHead:
         tokens.astype(np.int32),
         core,
         _context_of(header, tokens.size),
+        precision if isinstance(precision := header.get("precision"), str) else None,
     )
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..engine.plan import RunPlan
+    from ..engine.session_file import SessionHead
     from .conversation import Conversation
 
     FindPlan = Callable[[Mapping[str, Any]], RunPlan | None]
@@ -61,8 +62,9 @@ class PrefixDisk:
     """A folder of at most ``max_bytes``, with an index of the files for which there is a plan.
 
     ``find_plan`` gives it by the fingerprint of a file: what that says of its model and of how it
-    was run, budgets included. What was read otherwise would go on otherwise. What cannot be read or
-    written is a line in the log. Raises ResourceError for a folder that cannot be made.
+    was run, budgets included. What was read otherwise, or multiplied to another precision, would go
+    on otherwise. What cannot be read or written is a line in the log. Raises ResourceError for a
+    folder that cannot be made.
     """
 
     def __init__(self, folder: Path, max_bytes: int, find_plan: FindPlan) -> None:
@@ -216,12 +218,17 @@ class PrefixDisk:
         try:
             head = peek_session(path)
             plan = self._find_plan(head.fingerprint)
-            if plan is None:
+            if plan is None or not _is_of_precision(plan, head):
                 return None  # of another server
             return SavedPrefix(path, head.token_ids, read_places(head.core), plan, head.context)
         except (EdgeH2OError, ValueError) as error:
             _logger.warning("a kept conversation is of no use: %s", error)
             return None
+
+
+def _is_of_precision(plan: RunPlan, head: SessionHead) -> bool:
+    """Whether a server would read the file's prompts as they were read. Older files do not say."""
+    return head.precision in (None, plan.rounding_for(head.context).precision)
 
 
 def _name_of(fingerprint: Mapping[str, Any], token_ids: NDArray[np.int32]) -> str:

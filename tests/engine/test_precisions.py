@@ -21,7 +21,7 @@ from edgeh2o import (
     isa,
 )
 from edgeh2o.attention.base import SparseAttentionConfig
-from edgeh2o.attention.budget_table import find_table, write_table
+from edgeh2o.attention.budget_table import find_table, table_path, write_table
 from edgeh2o.attention.rounding_quality import RoundingQuality
 from edgeh2o.config import RuntimeConfig
 from edgeh2o.engine import payoff
@@ -158,9 +158,10 @@ def test_what_was_measured_of_the_packaged_model_allows_it() -> None:
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What this machine has."""
     monkeypatch.undo()
+    monkeypatch.setenv("EDGEH2O_CACHE", str(tmp_path / "cache"))
     if "int8" not in _core.attention_precisions():
         pytest.skip("no int8 products on this machine")
 
@@ -184,6 +185,41 @@ def test_statistics_and_sessions(
         llm.load_session(tmp_path / "s.session")
         stats = llm.generate(tokens, ONE_TOKEN, keep_cache=True).stats
         assert (stats.cached_tokens, stats.attention_precision) == (500, "int8")
+
+
+@pytest.mark.parametrize("saved_by", ["auto", "f32"])
+def test_a_saved_prompt_goes_on_as_it_was_multiplied(
+    machine: None, tiny_model: TinyModelFactory, tmp_path: Path, saved_by: str
+) -> None:
+    """By the table of the model, too, whose budgets are those of the file then."""
+    tokens = np.random.default_rng(0).integers(3, 300, 3000).tolist()
+    path, expected = tiny_model(context_length=4096), {"auto": "int8"}.get(saved_by, saved_by)
+    with LLM(path) as llm:
+        table = harmless_table(llm.config, 256, rounding=HARMLESS)
+    write_table(table, table_path(table.fingerprint))
+    with LLM(path, attention_precision=saved_by) as llm:
+        whole = llm.generate(tokens, ONE_TOKEN, logprobs=True, keep_cache=True)
+        assert whole.stats.attention_precision == expected
+
+    def interrupt(stage: str, done: int, total: int) -> None:
+        if stage == "prefill" and 2048 <= done < total:
+            raise KeyboardInterrupt
+
+    with LLM(path, attention_precision=saved_by, on_progress=interrupt) as llm:
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(tokens, ONE_TOKEN, keep_cache=True)
+        llm.save_session(tmp_path / "s.session")
+    with LLM(path) as llm:
+        llm.load_session(tmp_path / "s.session")
+        rest = llm.generate(tokens, ONE_TOKEN, logprobs=True, keep_cache=True)
+        assert rest.stats.cached_tokens >= 1024
+        assert rest.stats.attention_precision == expected
+        assert rest.logprobs == whole.logprobs
+    if saved_by == "auto":
+        with LLM(path, attention_precision="f32") as llm:  # asked for
+            llm.load_session(tmp_path / "s.session")
+            stats = llm.generate(tokens, ONE_TOKEN, keep_cache=True).stats
+            assert (stats.cached_tokens > 0, stats.attention_precision) == (True, "f32")
 
 
 def test_rounding_is_measured_on_what_calibrate_reads(

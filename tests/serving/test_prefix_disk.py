@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from edgeh2o import H2OConfig, HeadwiseConfig
+from edgeh2o import LLM, H2OConfig, HeadwiseConfig, _core
+from edgeh2o.attention.budget_table import table_path, write_table
+from edgeh2o.attention.rounding_quality import RoundingQuality
 from edgeh2o.cli.serve import parse_folder
 from edgeh2o.errors import ResourceError
 from edgeh2o.serving.call_grid import ReadPlaces
 from edgeh2o.serving.prefix_disk import PrefixDisk
 from edgeh2o.serving.saved_state import SavedPlaces, pack_state, read_places, unpack_state
+from tests.budget_tables import harmless_table
 from tests.serving.answering import answer, request_of
 from tests.serving.conftest import StartServer, open_engine
 from tests.serving.fetching import fetch
@@ -52,6 +55,40 @@ def test_answers_after_a_restart_are_those_of_whole_reads(
             got = answer(again, request_of(prompt))
         assert least <= got.stats.cached_tokens <= len(prompt)
         assert (got.text, got.logprobs) == (whole.text, whole.logprobs)
+
+
+def test_prefixes_go_on_with_the_precision_that_they_were_read_by(
+    serving_model: Path, tmp_path: Path
+) -> None:
+    """In 8 bits by the model's table; a server that reads otherwise reads them itself."""
+    if "int8" not in _core.attention_precisions():
+        pytest.skip("no int8 products on this machine")
+    with LLM(serving_model) as llm:
+        measured = RoundingQuality(length=4096, kl={"prose": 4e-4}, loss=0.03)
+        table = harmless_table(llm.config, 64, rounding=measured)
+    write_table(table, table_path(table.fingerprint))
+    document = tokens_of(1200, seed=1)
+    prompt, disk = document + tokens_of(600, seed=2), (tmp_path / "disk", SIZE)
+    attention, wholes = HeadwiseConfig(budget=64, local=16), {}
+    for precision in ("auto", "f32"):
+        with open_engine(
+            serving_model, attention=attention, attention_precision=precision
+        ) as engine:
+            wholes[precision] = answer(engine, request_of(prompt))
+    assert wholes["auto"].logprobs != wholes["f32"].logprobs
+    with open_engine(serving_model, attention=attention, prefix_disk=disk) as engine:
+        answer(engine, request_of(document))
+    for precision, n_cached in (("auto", 1024), ("f32", 0)):
+        with open_engine(
+            serving_model,
+            attention=attention,
+            attention_precision=precision,
+            prefix_disk=disk,
+            prefix_ram_bytes=0,
+        ) as engine:
+            got = answer(engine, request_of(prompt))
+        assert n_cached <= got.stats.cached_tokens <= (1200 if n_cached else 0)
+        assert got.logprobs == wholes[precision].logprobs
 
 
 def test_what_memory_has_no_room_for_goes_to_the_disk_and_comes_back(
