@@ -202,6 +202,8 @@ class Conversation:
             self.messages.append({"role": "assistant", "content": result.text})
         else:
             self.messages.pop()
+        if not is_complete and not self._is_interactive:
+            raise KeyboardInterrupt  # the lines to come were written for another conversation
         if not is_complete:
             print_note("(stopped)")
         is_cut = result.finish_reason == "length" and result.stats.fills_context

@@ -165,8 +165,9 @@ def test_a_conversation_outlives_an_interrupted_prefill(
 
     with monkeypatch.context() as patch:
         patch.setattr(ProgressBars, "__call__", interrupt_second)
-        assert _chat(model, monkeypatch, b"the art\nthe hen\n", *session) == 0
-    assert n_prefills > 1
+        # The third line, which would be answered without the second, is not.
+        assert _chat(model, monkeypatch, b"the art\nthe hen\nand it\n", *session) == 130
+    assert n_prefills == 2
     answer = capsys.readouterr().out.removesuffix("\n")
     assert _saved_messages(model, tmp_path / "s") == [
         {"role": "user", "content": "the art"},
