@@ -14,7 +14,6 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -26,7 +25,14 @@ from .answers import Event, Finished
 from .api_error import ApiError
 from .event_flow import collect, end_work, finish_or_leave, format_stream
 from .event_stream import HEARTBEAT_S, EventStream
-from .http_body import HeldBodies, error_response, read_body, refuse_path, require_one_length
+from .http_body import (
+    AllowedHosts,
+    HeldBodies,
+    error_response,
+    read_body,
+    refuse_path,
+    require_one_length,
+)
 from .metrics import CONTENT_TYPE, Metrics
 from .openai_format import AnswerFormat, ChatFormat, TextFormat
 from .page import page_response
@@ -106,8 +112,7 @@ class _Server:
                 )
             )
         if settings.allowed_hosts is not None:
-            hosts = list(settings.allowed_hosts)
-            middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=hosts))
+            middleware.append(Middleware(AllowedHosts, names=settings.allowed_hosts))
         self.app = Starlette(
             routes=routes,
             middleware=middleware,
@@ -166,16 +171,23 @@ class _Server:
     async def _props(self, _: Request) -> Response:
         pool = self._engine.pool
         plan = pool.plan.for_length(pool.plan.context_size or 0)  # else by the prompt
-        return JSONResponse(
-            {
-                "model": self._settings.model_name,
-                "context_size": pool.context_limit,
-                "parallel": self._settings.parallel,
-                "version": __version__,
-                "has_chat_template": isinstance(pool.model.chat_template, str),
-                "attention": plan.report()["attention"],
-            }
-        )
+        template = pool.model.chat_template
+        own = {
+            "model": self._settings.model_name,
+            "context_size": pool.context_limit,
+            "parallel": self._settings.parallel,
+            "version": __version__,
+            "has_chat_template": isinstance(template, str),
+            "attention": plan.report()["attention"],
+        }
+        of_llama_server = {
+            "default_generation_settings": {"n_ctx": pool.context_limit},
+            "total_slots": self._settings.parallel,
+            "model_alias": self._settings.model_name,
+            "chat_template": template if isinstance(template, str) else "",
+            "modalities": {"vision": False, "audio": False},
+        }
+        return JSONResponse(own | of_llama_server)
 
     def _describe_model(self) -> dict[str, Any]:
         pool = self._engine.pool
@@ -211,7 +223,10 @@ class _Server:
             add_special=fields.flag("add_special"),
             parse_special=fields.flag("parse_special", True),
         )
-        return JSONResponse({"tokens": ids, "count": len(ids)})
+        if not fields.flag("with_pieces"):
+            return JSONResponse({"tokens": ids, "count": len(ids)})
+        pieces = [{"id": i, "piece": _show_piece(tokenizer.token_bytes(i))} for i in ids]
+        return JSONResponse({"tokens": pieces, "count": len(ids)})
 
     async def _detokenize(self, request: Request) -> Response:
         fields = await read_body(request)
@@ -296,3 +311,11 @@ class _Server:
         finally:
             if outcome:
                 self._metrics.requests.labels(outcome).inc()
+
+
+def _show_piece(data: bytes) -> str | list[int]:
+    """A token as llama-server shows it: of a part of a character its bytes."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return list(data)

@@ -25,7 +25,8 @@ def parse_body(data: bytes) -> Fields:
     if _count_values(data) > MAX_VALUES:
         raise ApiError(f"the body has more than {MAX_VALUES} values", status=413)
     try:
-        value = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+        # Some clients put a mark of the byte order before the text.
+        value = json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         raise ApiError(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
     except RecursionError:
@@ -53,6 +54,10 @@ class Fields:
     def raw(self, name: str) -> Any:
         """The value as it is, None if there is none."""
         return self._values.get(name)
+
+    def first(self, *names: str) -> str:
+        """The first of several names of one field that has a value, else the last."""
+        return next((name for name in names if self._values.get(name) is not None), names[-1])
 
     def label(self, name: str) -> str:
         """The name with the objects that it lies in."""

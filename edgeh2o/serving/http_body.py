@@ -1,10 +1,13 @@
-"""Bodies of requests, read within bounds, and what an error looks like to a client."""
+"""What of a request is let in, hosts and bodies, and what an error looks like to a client."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
+from collections.abc import Collection
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -60,6 +63,30 @@ class HeldBodies:
             self._n_bytes -= held
 
 
+class AllowedHosts:
+    """An ASGI application around another, which hears only what is sent to one of its names.
+
+    A page of the web can make a name of its own lead to this machine, but not send another one.
+    """
+
+    def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
+        self._app, self._names = app, frozenset(names)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer: ASGIApp = self._app
+        if scope["type"] == "http":
+            host = Headers(scope=scope).get("host", "")
+            name = re.sub(r":\d*$", "", host).lower()
+            if name not in self._names:
+                error = ApiError(
+                    f"this server is not called {name[:100]!r}; call it by the address that it "
+                    "printed, or start it with --host",
+                    code="unknown_host",
+                )
+                answer = error_response(error)
+        await answer(scope, receive, send)
+
+
 async def read_body(request: Request) -> Fields:
     """The JSON object of a request. Raises ApiError for another type, too much, or too slowly."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -84,13 +111,20 @@ def require_one_length(request: Request) -> None:
 
 
 async def _read_stream(request: Request) -> bytes:
+    if "100-continue" in request.headers.get("expect", "").lower():
+        # It asks before it sends; others would see a broken connection instead of an answer.
+        _require_small(int(request.headers.get("content-length", 0)))
     data = bytearray()
     async for block in request.stream():
         data += block
         request.scope[_HELD](len(data))
-        if len(data) > MAX_BODY_BYTES:
-            raise ApiError(f"the body has more than {MAX_BODY_BYTES // 2**20} MiB", status=413)
+        _require_small(len(data))
     return bytes(data)
+
+
+def _require_small(n_bytes: int) -> None:
+    if n_bytes > MAX_BODY_BYTES:
+        raise ApiError(f"the body has more than {MAX_BODY_BYTES // 2**20} MiB", status=413)
 
 
 def error_response(error: BaseException) -> Response:

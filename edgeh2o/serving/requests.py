@@ -60,7 +60,6 @@ def read_chat_request(fields: Fields, defaults: SamplingParams) -> GenerationReq
     if top_logprobs is not None and not wants_logprobs:
         raise ApiError("'top_logprobs' needs 'logprobs': true", param="top_logprobs")
     tools = read_tools(fields)
-    most = "max_tokens" if fields.raw("max_completion_tokens") is None else "max_completion_tokens"
     request = GenerationRequest(
         kind="chat",
         messages=tuple(_read_message(message) for message in messages),
@@ -68,7 +67,7 @@ def read_chat_request(fields: Fields, defaults: SamplingParams) -> GenerationReq
         tools=tools,
         tool_choice=read_tool_choice(fields, tools),
         template_variables=dict(fields.mapping("chat_template_kwargs")),
-        **_read_common(fields, defaults, most),
+        **_read_common(fields, defaults, "max_completion_tokens"),
     )
     if request.grammar is not None and request.tool_choice.is_forced:
         raise ApiError("'response_format' and a required tool call exclude each other")
@@ -91,7 +90,7 @@ def read_text_request(fields: Fields, defaults: SamplingParams) -> GenerationReq
         kind="text",
         prompt=prompt,
         top_logprobs=logprobs,
-        **_read_common(fields, replace(defaults, max_tokens=_text_tokens(defaults)), "max_tokens"),
+        **_read_common(fields, replace(defaults, max_tokens=_text_tokens(defaults))),
     )
 
 
@@ -100,14 +99,17 @@ def _text_tokens(defaults: SamplingParams) -> int:
     return 16 if defaults.max_tokens < 0 else defaults.max_tokens
 
 
-def _read_common(fields: Fields, defaults: SamplingParams, most: str) -> dict[str, Any]:
+def _read_common(fields: Fields, defaults: SamplingParams, *names_of_most: str) -> dict[str, Any]:
+    """``names_of_most``: names of ``max_tokens`` before that and that of llama-server."""
     for name, neutral in _REFUSED.items():
         if fields.raw(name) not in (None, neutral):
             raise ApiError(f"'{name}' is not supported; leave it out", param=name)
     options = fields.object("stream_options")
     stream = fields.flag("stream")
     return {
-        "sampling": _read_sampling(fields, defaults, most),
+        "sampling": _read_sampling(
+            fields, defaults, fields.first(*names_of_most, "max_tokens", "n_predict")
+        ),
         "stream": stream,
         "include_usage": options is not None and options.flag("include_usage"),
         "wants_progress": fields.flag("return_progress")
@@ -127,9 +129,7 @@ def _read_sampling(fields: Fields, defaults: SamplingParams, most: str) -> Sampl
         "top_k": fields.integer("top_k", -1, 2**20),
         "min_p": fields.number("min_p", 0, 1),
         "repeat_penalty": fields.number(
-            "repeat_penalty" if fields.raw("repetition_penalty") is None else "repetition_penalty",
-            0.01,
-            10,
+            fields.first("repetition_penalty", "repeat_penalty"), 0.01, 10
         ),
         "max_tokens": fields.integer(most, -1, MAX_TOKENS),
         "seed": seed if seed in (None, -1) else seed % 2**64,  # -1 is random, as in llama-server

@@ -22,6 +22,14 @@ def test_texts_become_tokens_and_come_back(server: RunningServer) -> None:
         assert made["count"] == len(made["tokens"]) > 5
         back = json.dumps({"tokens": made["tokens"]}).encode()
         assert fetch(server, f"{prefix}/detokenize", back, JSON).json() == {"content": text}
+    body = json.dumps({"content": text, "with_pieces": True}).encode()
+    pieces = fetch(server, "/tokenize", body, JSON).json()["tokens"]
+    assert [piece["id"] for piece in pieces] == made["tokens"]
+    spelt = [
+        p["piece"].encode() if isinstance(p["piece"], str) else bytes(p["piece"]) for p in pieces
+    ]
+    assert b"".join(spelt) == text.encode()
+    assert any(isinstance(piece["piece"], list) for piece in pieces)  # of one character several
     bad = fetch(server, "/detokenize", b'{"tokens": ["x"]}', JSON)
     assert bad.status_code == 400 and "token ids" in bad.json()["error"]["message"]
 
@@ -33,6 +41,10 @@ def test_what_it_is(server: RunningServer) -> None:
     properties = fetch(server, "/props").json()
     assert properties["model"] == model["id"] and properties["parallel"] == 4
     assert properties["context_size"] == model["context_length"] == 8192
+    # What clients of llama-server look for.
+    assert properties["default_generation_settings"] == {"n_ctx": 8192}
+    assert (properties["total_slots"], properties["model_alias"]) == (4, model["id"])
+    assert bool(properties["chat_template"]) == properties["has_chat_template"]
     assert fetch(server, "/health").json() == {"status": "ok"}
 
 

@@ -169,6 +169,22 @@ def test_bodies_over_the_limit(server: RunningServer) -> None:
     expect_refusal(post(server, "{}", content_type="text/plain"), 415, "application/json")
 
 
+def test_a_body_over_the_limit_is_refused_before_it_is_sent(server: RunningServer) -> None:
+    """To clients that ask, as curl does; what is within the limit is asked for."""
+    head = "POST {} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    for size, expected in ((33 * 2**20, b"HTTP/1.1 413"), (2, b"HTTP/1.1 100")):
+        lines = f"{head.format(CHAT)}Expect: 100-continue\r\nContent-Length: {size}\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            connection.sendall(lines.encode())
+            assert connection.recv(65536).startswith(expected)
+
+
+def test_a_mark_of_the_byte_order_is_no_text(server: RunningServer) -> None:
+    body = b'\xef\xbb\xbf{"prompt": "the art", "max_tokens": 1}'
+    assert post(server, body, "/v1/completions").status_code == 200
+    expect_refusal(post(server, b"\xef\xbb\xbf" + body, "/v1/completions"), 400, "not JSON")
+
+
 @pytest.mark.parametrize("part", [b"[],", b"1,", b'"",', b'{"a":1},'])
 def test_many_small_values_are_refused_before_they_take_memory(part: bytes) -> None:
     data = b'{"messages": [' + part * (MAX_VALUES + 2) + b"1]}"
@@ -217,8 +233,29 @@ def test_paths_and_methods_that_are_not_there(server: RunningServer) -> None:
     for path in ("/v1/nothing", "/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/v1//models"):
         assert fetch(server, path).status_code == 404
     assert fetch(server, CHAT).status_code == 405
-    response = fetch(server, "/health", headers={"host": "evil.example"})
-    assert response.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("host", "is_known"),
+    [
+        ("evil.example", False),
+        ("evil.example:80", False),
+        ("localhost.evil.example", False),
+        ("localhost:80@evil.example", False),
+        ("[::2]", False),
+        ("", False),
+        ("LOCALHOST:8080", True),
+        ("127.0.0.1", True),
+        ("[::1]:8080", True),
+    ],
+)
+def test_names_of_others_are_refused(server: RunningServer, host: str, is_known: bool) -> None:
+    response = fetch(server, "/health", headers={"host": host})
+    if is_known:
+        assert response.status_code == 200
+    else:
+        expect_refusal(response, 400, "this server is not called")
+        assert response.json()["error"]["code"] == "unknown_host"
 
 
 def talk(server: RunningServer, data: bytes) -> bytes:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from edgeh2o import SamplingParams
+from edgeh2o.serving.api_error import ApiError
 from edgeh2o.serving.fields import parse_body
 from edgeh2o.serving.requests import GenerationRequest, read_chat_request, read_text_request
 
@@ -25,3 +26,15 @@ def read(body: dict[str, Any], defaults: SamplingParams) -> list[GenerationReque
 def test_minus_one_is_a_random_seed(seed: int | None, expected: int | None) -> None:
     for request in read({"seed": seed}, SamplingParams(seed=5)):
         assert request.sampling.seed == expected
+
+
+def test_tokens_to_generate_by_each_of_its_names() -> None:
+    defaults = SamplingParams(max_tokens=9)
+    for name in ("n_predict", "max_tokens"):
+        assert [r.sampling.max_tokens for r in read({name: 3}, defaults)] == [3, 3]
+    both = {"n_predict": 3, "max_tokens": 4}
+    assert [r.sampling.max_tokens for r in read(both, defaults)] == [4, 4]
+    newest, text = read(both | {"max_completion_tokens": 5}, defaults)
+    assert (newest.sampling.max_tokens, text.sampling.max_tokens) == (5, 4)
+    with pytest.raises(ApiError, match="'n_predict' must be an integer"):
+        read({"n_predict": "3"}, defaults)
