@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("chat")
     group.add_argument("--chat-template", metavar="FILE", help="as that of run")
     group.add_argument("--chat-template-kwargs", metavar="JSON", help="as that of run")
-    add_sampling_defaults(parser)
+    add_sampling_defaults(parser, has_draft=False)  # answers are written side by side
     add_model_options(parser)
     add_verbosity_options(parser)
 

@@ -14,8 +14,8 @@ _BY_PATH = (
 )
 
 _NO_DRAFT = (
-    "this command has no draft model, which serves one answer at a time: 'edgeh2o run' and "
-    "'edgeh2o chat' have"
+    "this command has no draft model, which drafts for one answer at a time: 'edgeh2o run', "
+    "'chat' and 'serve' have"
 )
 _NO_SAMPLER = "there is no such sampler; use --top-p, --min-p or --repeat-penalty"
 _PLACED = "threads run where the system puts them"

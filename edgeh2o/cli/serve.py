@@ -15,6 +15,7 @@ from ..config import SamplingParams
 from ..errors import EdgeH2OError, UsageError
 from .chat_options import read_template
 from .model_options import (
+    add_draft_option,
     add_model_argument,
     add_model_options,
     add_verbosity_options,
@@ -22,8 +23,9 @@ from .model_options import (
     open_model,
     print_note,
     read_model_options,
+    read_sampling,
 )
-from .options import add_config_options, read_config, utf8_text
+from .options import add_config_options, utf8_text
 from .prompt import read_text
 
 if TYPE_CHECKING:
@@ -45,13 +47,13 @@ _CONTEXT_FULL_HELP = (
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:iB|B)?", re.IGNORECASE)
 
 
-def add_sampling_defaults(parser: argparse.ArgumentParser) -> None:
+def add_sampling_defaults(parser: argparse.ArgumentParser, *, has_draft: bool) -> None:
     """Adds the flags for what requests do not say of sampling."""
     add_config_options(
         parser,
         SamplingParams,
         title="sampling, where a request says nothing",
-        skip=("draft_tokens",),  # answers that are written side by side have no draft model
+        skip=() if has_draft else ("draft_tokens",),
         helps={"context_full": _CONTEXT_FULL_HELP},
     )
 
@@ -124,7 +126,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="JSON",
         help="variables of the template as one JSON object; requests may set others",
     )
-    add_sampling_defaults(parser)
+    add_sampling_defaults(parser, has_draft=True)
+    add_draft_option(parser)
     add_model_options(parser)
     add_verbosity_options(parser)
 
@@ -141,7 +144,7 @@ def execute(args: argparse.Namespace) -> int:
             raise UsageError(f"{flag} must be at least {least}, got {value}")
     if not 0 <= args.port <= 65535:
         raise UsageError(f"--port must be from 0 to 65535, got {args.port}")
-    sampling = read_config(args, SamplingParams)
+    sampling = read_sampling(args)
     options = read_model_options(args)
     check_together(sampling, options)
     key = _read_key(args)

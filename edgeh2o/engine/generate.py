@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ..runners.base import Runner
     from ..tokenizer import Tokenizer
-    from .draft_model import DraftModel
+    from .draft_model import DraftSource
     from .grammar import GrammarState
     from .learning import Learner
     from .logits import LogitsProcessor
@@ -86,7 +86,7 @@ class Generation:
         batch_size: int | None = None,
         on_prefill: OnPrefill | None = None,
         learner: Learner | None = None,
-        draft: DraftModel | None = None,
+        draft: DraftSource | None = None,
         processor: LogitsProcessor | None = None,
         grammar: GrammarState | None = None,
         started_at: float | None = None,

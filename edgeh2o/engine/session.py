@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..attention.budget_table import BudgetTable
-    from .draft_model import DraftModel
+    from .draft_model import DraftProvider
     from .grammar import GrammarState
     from .logits import LogitsProcessor
     from .models import LoadedModel
@@ -53,7 +53,7 @@ class Session:
         self._prompts: PromptReader | None = prompts
         self.cache = PromptCache(plan)
         self.path = path
-        self._draft: DraftModel | None = None
+        self._draft: DraftProvider | None = None
         self.load_s = 0.0
         self.access = ExclusiveAccess()
         self._seed = seed
@@ -72,7 +72,7 @@ class Session:
         plan, context = self.cache.plan_prompt(
             1, sampling.max_tokens, goes_on=goes_on, stays_open=True
         )
-        check_request(plan, context, sampling, self.model, has_draft=bool(self._draft))
+        check_request(plan, context, sampling, self.model, has_draft=self._draft is not None)
 
     def stream(
         self, opening: Callable[[], Prompt], sampling: SamplingParams | None, **options: Any
@@ -122,7 +122,9 @@ class Session:
         token_ids = prompt.encode(self.transcript if keep_cache else None)
         start = self.cache.choose_start(token_ids.tolist(), sampling, keep_cache=keep_cache)
         # What is there stays as it is until nothing can be refused any more.
-        check_request(start.plan, start.context, sampling, self.model, has_draft=bool(self._draft))
+        check_request(
+            start.plan, start.context, sampling, self.model, has_draft=self._draft is not None
+        )
         if sampling.schema is not None:
             from .grammar import constrain
 
@@ -132,7 +134,8 @@ class Session:
         is_whole = not n_cached and len(token_ids) <= runner.max_context
         length = runner.max_context if keep_cache else len(token_ids)
         learner = self._start_learner(len(token_ids), length) if is_whole else None
-        draft = self._draft and self._draft.prepared(sampling, runner.max_context)
+        provider = self._draft
+        draft = None if provider is None else provider.prepared(sampling, runner.max_context)
         if n_cached:
             runner.rewind(n_cached)
         self.cache.is_open = keep_cache
@@ -164,7 +167,8 @@ class Session:
             },
         )
         sizes = {"weights": self.model.weight_bytes, **runner.memory_bytes}
-        self._generation.describe_run(memory_bytes=sizes | (draft.memory_bytes if draft else {}))
+        sizes.update({} if draft is None else draft.memory_bytes)
+        self._generation.describe_run(memory_bytes=sizes)
         return self._generation
 
     def _take_runner(self, start: Start, sampling: SamplingParams) -> tuple[Runner, int]:
@@ -254,12 +258,17 @@ class Session:
         return self.cache.plan
 
     @property
+    def draft(self) -> DraftProvider | None:
+        """Where drafts come from, if a draft model was loaded."""
+        return self._draft
+
+    @property
     def runner(self) -> Runner | None:
         """What holds the prompt; None before the first one."""
         return self.cache.runner
 
     def take_weights(
-        self, model: LoadedModel, load_s: float, draft: DraftModel | None = None
+        self, model: LoadedModel, load_s: float, draft: DraftProvider | None = None
     ) -> None:
         """Makes the session fit to answer; ``load_s`` seconds were needed for it."""
         self.prompts.model = model

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ..runners.base import BatchRunner, Runner
     from ._sampler import Sampler
-    from .draft_model import DraftModel
+    from .draft_model import DraftSource
 
 
 class SpeculativeDecoder:
@@ -128,7 +128,7 @@ def start_speculation(
     runner: Runner,
     prompt: Sequence[int] | NDArray[np.int32],
     sampling: SamplingParams,
-    model: DraftModel | None = None,
+    model: DraftSource | None = None,
 ) -> SpeculativeDecoder | None:
     """What decodes with drafts, if they are asked for or may pay; None for single tokens.
 
@@ -145,7 +145,7 @@ def start_speculation(
         length = None if is_auto else int(sampling.lookup)
         drafters.append(PromptLookup(tokens, runner.max_context, costs, length))
     if model is not None:
-        from .draft_model import ModelDrafter
+        from .model_drafter import ModelDrafter
 
         is_auto = sampling.draft_tokens == AUTO_DRAFT
         length = None if is_auto else int(sampling.draft_tokens)

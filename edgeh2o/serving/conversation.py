@@ -14,6 +14,7 @@ from .shared_runner import SharedRunner
 if TYPE_CHECKING:
     from ..engine.plan import RunPlan
     from ..engine.prompt import Prompt
+    from .shared_draft import SharedDraft
 
 
 class PrefillReport:
@@ -33,12 +34,18 @@ class PrefillReport:
 class Conversation:
     """A session of the engine with its place in the pool."""
 
-    def __init__(self, pool_model: SharedModel, plan: RunPlan, opened: Session) -> None:
+    def __init__(
+        self,
+        pool_model: SharedModel,
+        plan: RunPlan,
+        opened: Session,
+        draft: SharedDraft | None = None,
+    ) -> None:
         self.report = PrefillReport()
         self.session = Session(
             opened.prompts, plan, path=opened.path, seed=None, on_progress=self.report
         )
-        self.session.take_weights(pool_model, opened.load_s)
+        self.session.take_weights(pool_model, opened.load_s, draft)
         self.is_busy = True
         self.used_at = time.monotonic()
 

@@ -17,6 +17,7 @@ from .api_error import context_length_exceeded
 from .call_grid import PromptShape
 from .conversation import Conversation, fixed_bytes
 from .scheduler import Scheduler
+from .shared_draft import SharedDraft
 from .shared_model import SharedModel
 from .shared_runner import SharedRunner
 
@@ -65,6 +66,7 @@ class ConversationPool:
         self.plan = opened.plan
         self._opened = opened
         self.model = SharedModel(opened.model, scheduler)
+        self.draft = None if opened.draft is None else SharedDraft(opened.draft, scheduler)
         if ram_bytes is None:
             ram_bytes = memory.available_bytes() // DEFAULT_SHARE
         self.ram_bytes = ram_bytes
@@ -277,7 +279,7 @@ class ConversationPool:
                 raise _MakingRoom
             if not self._drop_oldest(spared):
                 break
-        kept = Conversation(self.model, self.plan, self._opened)
+        kept = Conversation(self.model, self.plan, self._opened, self.draft)
         self._kept.append(kept)
         return kept
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import Condition, Event, Thread
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -110,6 +111,7 @@ class Scheduler:
         self._calls: deque[_Job[Any]] = deque()
         self._decodes: list[_DecodeJob] = []
         self._decoding: set[int] = set()  # ids of runners whose next step is expected
+        self._n_reading = 0  # prompts that are being read, in several calls each
         self._n_decodes_since_call = 0
         self._last_step_at = 0.0
         self._is_closed = False
@@ -117,12 +119,18 @@ class Scheduler:
         self._thread = Thread(target=self._loop, name="edgeh2o-scheduler", daemon=True)
         self._thread.start()
 
-    def call(self, run: Callable[[], T]) -> T:
-        """Runs ``run`` when its turn comes and returns its result, or raises what it raises."""
+    def call(self, run: Callable[[], T], *, is_next: bool = False) -> T:
+        """Runs ``run`` when its turn comes and returns its result, or raises what it raises.
+
+        One that ``is_next`` goes before the others that wait.
+        """
         job = _CallJob(run)
         with self._changed:
             self._require_open()
-            self._calls.append(job)
+            if is_next:
+                self._calls.appendleft(job)
+            else:
+                self._calls.append(job)
             self._changed.notify()
         return job.wait()
 
@@ -141,6 +149,23 @@ class Scheduler:
             self._decodes.append(job)
             self._changed.notify()
         return job.wait()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """A prompt is read meanwhile."""
+        with self._changed:
+            self._n_reading += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._n_reading -= 1
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no prompt is being read and no more than one answer is being written."""
+        with self._changed:
+            return self._n_reading == 0 and len(self._decoding) <= 1
 
     def leave(self, runner: Any) -> None:
         """Steps need not wait for ``runner`` any more."""

@@ -157,12 +157,14 @@ class SharedRunner(CountedRunner):
         ends = self.grid.ends(begin, begin + n_tokens, self._shape, turn, is_last=is_last)
         question = self.grid.question_of(self._shape, turn)
         logits = None
-        for first, end in pairwise([begin, *ends]):
-            ends_prompt = is_last and end == begin + n_tokens
-            part = tokens[first - begin : end - begin]
-            logits = self._read(part, first - begin, n_tokens, ends_prompt, stays_open, on_layer)
-            if end == question:
-                self._places = self._places.with_question(end)
+        with self._scheduler.reading():
+            for first, end in pairwise([begin, *ends]):
+                ends_prompt = is_last and end == begin + n_tokens
+                part = tokens[first - begin : end - begin]
+                place = first - begin, n_tokens
+                logits = self._read(part, *place, ends_prompt, stays_open, on_layer)
+                if end == question:
+                    self._places = self._places.with_question(end)
         if not is_last:
             self._deferred = tokens[(ends[-1] if ends else begin) - begin :]
             return None

@@ -14,8 +14,9 @@ import pytest
 
 from edgeh2o.config import PrefillConfig, RuntimeConfig, SamplingParams
 from edgeh2o.engine._sampler import Sampler
-from edgeh2o.engine.draft_model import DraftSteps, ModelDrafter, check_draft, check_kind
+from edgeh2o.engine.draft_model import check_draft, check_kind
 from edgeh2o.engine.drafting import CallCosts, Credit
+from edgeh2o.engine.model_drafter import DraftSteps, ModelDrafter
 from edgeh2o.engine.speculation import SpeculativeDecoder
 from edgeh2o.errors import ResourceError, UsageError
 from edgeh2o.llm import LLM
@@ -362,6 +363,10 @@ class _Draft:
 
     def __init__(self, runner: Any) -> None:
         self.runner = runner
+        self.max_context = runner.max_context
+
+    def lend(self) -> Any:
+        return nullcontext(self.runner)
 
 
 def _simulate(

@@ -1,0 +1,114 @@
+"""One draft model for answers that are written side by side."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any, cast
+
+from ..errors import ResourceError
+
+if TYPE_CHECKING:
+    from ..config import SamplingParams
+    from ..engine.draft_model import DraftProvider, DraftSource
+    from ..runners.base import BatchRunner
+    from .scheduler import Scheduler
+
+_logger = logging.getLogger(__name__)
+
+
+class SharedDraft:
+    """A ``DraftProvider`` whose only sequence drafts for the answer that is alone.
+
+    Of the tokens of a call that answers share no guesses are checked, so that none are made then,
+    nor while prompts are read. An answer that finds the sequence with another one's text has it
+    read its own.
+    """
+
+    def __init__(self, draft: DraftProvider, scheduler: Scheduler) -> None:
+        self._draft = draft
+        self.scheduler = scheduler
+        self._source: DraftSource | None = None
+        self._at_work = Lock()  # held by whoever has the sequence
+        self._latest: LentDraft | None = None  # whose text it holds
+
+    def prepared(self, sampling: SamplingParams, context: int) -> LentDraft | None:
+        """As ``DraftProvider``; None also without room for it, and while it is at work."""
+        if not self._at_work.acquire(blocking=False):
+            return None
+        try:
+            prepare = partial(self._draft.prepared, sampling, context)
+            source = self.scheduler.call(prepare)
+        except ResourceError as error:
+            _logger.warning("an answer is written without the draft model: %s", error)
+            return None
+        finally:
+            self._at_work.release()
+        if source is None:
+            return None
+        self._source, self._latest = source, None
+        return LentDraft(self, source)
+
+    @contextmanager
+    def lend(self, borrower: LentDraft) -> Iterator[BatchRunner | None]:
+        """The sequence, whose calls take turns with all others."""
+        if not self.scheduler.is_quiet or not self._at_work.acquire(blocking=False):
+            yield None
+            return
+        try:
+            source = self._source
+            assert source is not None  # there is none to lend before
+            with source.lend() as runner:
+                if borrower is not self._latest and runner is not None:
+                    borrower.runner = cast("BatchRunner", _InTurn(runner, self.scheduler))
+                    self._latest = borrower
+                yield borrower.runner
+        finally:
+            self._at_work.release()
+
+
+class LentDraft:
+    """The ``DraftSource`` of one answer."""
+
+    def __init__(self, shared: SharedDraft, source: DraftSource) -> None:
+        self._shared, self._source = shared, source
+        self.runner: BatchRunner | None = None
+        self.max_context = source.max_context
+
+    @property
+    def path(self) -> Path:
+        return self._source.path
+
+    @property
+    def vocab_size(self) -> int:
+        return self._source.vocab_size
+
+    @property
+    def memory_bytes(self) -> Mapping[str, int]:
+        return self._source.memory_bytes
+
+    @contextmanager
+    def lend(self) -> Iterator[BatchRunner | None]:
+        with self._shared.lend(self) as runner:
+            yield runner
+
+
+class _InTurn:
+    """A runner whose calls are made by a scheduler, before others that wait."""
+
+    def __init__(self, runner: BatchRunner, scheduler: Scheduler) -> None:
+        self._runner, self._scheduler = runner, scheduler
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._runner, name)
+        if not callable(value):
+            return value
+
+        def call(*args: Any, **options: Any) -> Any:
+            return self._scheduler.call(partial(value, *args, **options), is_next=True)
+
+        return call
