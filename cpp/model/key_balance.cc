@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
+#include <vector>
 
 namespace edgeh2o {
 namespace {
@@ -34,6 +36,19 @@ std::vector<double> mean_squares(const PackedMatrix& weight, size_t first, size_
   return squares;
 }
 
+// Of outputs that are normed, in groups as long as the weights of the norm: their mean squares then.
+void norm_squares(std::vector<double>& squares, const std::vector<float>& norm) {
+  const size_t n = norm.size();
+  for (size_t group = 0; group < squares.size(); group += n) {
+    double sum = 0;
+    for (size_t i = 0; i < n; ++i) sum += squares[group + i];
+    for (size_t i = 0; i < n; ++i) {
+      const auto weight = static_cast<double>(norm[i]);
+      squares[group + i] *= weight * weight * static_cast<double>(n) / sum;
+    }
+  }
+}
+
 // Of every head: both dimensions of a rotary pair get their mean.
 void join_rotary_pairs(std::vector<double>& squares, size_t head_dim, size_t n_pairs) {
   for (size_t head = 0; head < squares.size(); head += head_dim) {
@@ -44,62 +59,92 @@ void join_rotary_pairs(std::vector<double>& squares, size_t head_dim, size_t n_p
   }
 }
 
-// log2 sqrt(|q| / |k|), of squares; 0 where either is 0 or no number.
-double balance_exponent(double q, double k) {
-  const double exponent = std::log2(q / k) / 4;
-  return std::isfinite(exponent) ? exponent : 0.0;
+// The mean of rows of n numbers.
+std::vector<double> mean_row(const double* rows, size_t n_rows, size_t n) {
+  std::vector<double> mean(n);
+  for (size_t i = 0; i < n_rows * n; ++i) mean[i % n] += rows[i] / static_cast<double>(n_rows);
+  return mean;
 }
 
-// The powers of two next to these, times one by which none makes keys smaller: numbers that f16 still holds
-// stay so. q, k: squares.
+// The powers of two next to sqrt(|q| / |k|), times one by which none makes keys smaller: numbers that f16
+// still holds stay so. Where either is 0, and where it is too small for the range, 1. q, k: squares.
 void balance_head(const double* q, const double* k, size_t n, float* factors) {
-  double least = balance_exponent(q[0], k[0]);
-  for (size_t i = 1; i < n; ++i) least = std::min(least, balance_exponent(q[i], k[i]));
+  std::vector<double> exponents(n);
+  double least = HUGE_VAL, largest = -HUGE_VAL;
   for (size_t i = 0; i < n; ++i) {
+    exponents[i] = std::log2(q[i] / k[i]) / 4;
+    if (!std::isfinite(exponents[i])) continue;
+    least = std::min(least, exponents[i]);
+    largest = std::max(largest, exponents[i]);
+  }
+  least = std::max(least, largest - kMaxExponent);
+  for (size_t i = 0; i < n; ++i) {
+    factors[i] = 1.0f;
+    if (!std::isfinite(exponents[i])) continue;
     const double room = std::floor(std::log2(kLargestKey / std::max(1.0, std::sqrt(k[i]))));
-    const double exponent = std::min({std::round(balance_exponent(q[i], k[i]) - least), room, kMaxExponent});
+    const double exponent = std::min({std::round(exponents[i] - least), room, kMaxExponent});
     factors[i] = std::ldexp(1.0f, std::max(0, static_cast<int>(exponent)));
   }
 }
 
+// Factors of queries, then of keys, of the heads whose squares these are.
+std::vector<float> balance_heads(const std::vector<double>& q, const std::vector<double>& k, size_t dim) {
+  std::vector<float> factors(q.size() + k.size());
+  const size_t group = q.size() / k.size();
+  for (size_t first = 0; first < k.size(); first += dim) {
+    float* of_keys = factors.data() + q.size() + first;
+    balance_head(mean_row(q.data() + first * group, group, dim).data(), k.data() + first, dim, of_keys);
+    for (size_t i = 0; i < group * dim; ++i) factors[first * group + i] = 1.0f / of_keys[i % dim];
+  }
+  return factors;
+}
+
 bool has_plain_keys(const DecoderConfig& config) {
   return std::all_of(config.layers.begin(), config.layers.end(), [](const LayerSpec& spec) {
-    return !spec.attends() ||
-           (spec.heads.has_own_kv() && spec.latent.is_none() && spec.qk_norm == QkNorm::kNone);
+    return !spec.attends() || (spec.heads.has_own_kv() && spec.latent.is_none());
   });
 }
 
 }  // namespace
 
-std::vector<float> balance_keys(const DecoderConfig& config, size_t layer, const LayerWeights& weights) {
+void balance_keys(const DecoderConfig& config, size_t layer, LayerWeights& weights) {
   const LayerSpec& spec = config.layers[layer];
   const AttentionHeads& heads = spec.heads;
   const float *q_bias = weights.attn_q.bias.data(), *k_bias = weights.attn_k.bias.data();
-  const size_t q_dim = heads.q_dim(), k_dim = heads.k_dim(), gate_dim = spec.gate_dim();
+  const size_t q_dim = heads.q_dim(), k_dim = heads.k_dim(), dim = heads.key_dim, gate_dim = spec.gate_dim();
   if (!weights.attn_qkv_bias.empty()) {
     q_bias = weights.attn_qkv_bias.data();
     k_bias = q_bias + gate_dim + q_dim;
   }
-  if (!spec.attends() || !k_bias || !has_plain_keys(config)) return {};
+  const bool are_normed = spec.qk_norm != QkNorm::kNone;
+  if (!spec.attends() || (!k_bias && !are_normed) || !has_plain_keys(config)) return;
 
   std::vector<double> q = mean_squares(weights.attn_q.weight, gate_dim, q_dim, q_bias, weights.attn_norm);
   std::vector<double> k = mean_squares(weights.attn_k.weight, 0, k_dim, k_bias, weights.attn_norm);
-  const size_t dim = heads.key_dim, group = heads.n_heads / heads.n_kv_heads;
   const size_t n_pairs = config.rope(layer).n_pairs();
-  join_rotary_pairs(q, dim, n_pairs);
-  join_rotary_pairs(k, dim, n_pairs);
-  std::vector<float> factors(q_dim + k_dim);
-  std::vector<double> group_q(dim);
-  for (size_t kv_head = 0; kv_head < heads.n_kv_heads; ++kv_head) {
-    const size_t first = kv_head * group * dim;
-    std::fill(group_q.begin(), group_q.end(), 0.0);
-    for (size_t i = 0; i < group * dim; ++i) group_q[i % dim] += q[first + i] / static_cast<double>(group);
-    float* of_keys = factors.data() + q_dim + kv_head * dim;
-    balance_head(group_q.data(), k.data() + kv_head * dim, dim, of_keys);
-    for (size_t i = 0; i < group * dim; ++i) factors[first + i] = 1.0f / of_keys[i % dim];
+  const auto join_pairs = [&] {
+    join_rotary_pairs(q, dim, n_pairs);
+    join_rotary_pairs(k, dim, n_pairs);
+  };
+  if (are_normed) {
+    if (spec.qk_norm_after_rope) join_pairs();
+    norm_squares(q, weights.attn_q_norm);
+    norm_squares(k, weights.attn_k_norm);
   }
-  const bool changes = std::any_of(factors.begin(), factors.end(), [](float s) { return s != 1.0f; });
-  return changes ? factors : std::vector<float>{};
+  join_pairs();
+  if (spec.qk_norm == QkNorm::kHead) {  // all heads have the same weights
+    q = mean_row(q.data(), q_dim / dim, dim);
+    k = mean_row(k.data(), k_dim / dim, dim);
+  }
+  std::vector<float> factors = balance_heads(q, k, dim);
+  weights.has_even_keys = std::any_of(factors.begin(), factors.end(), [](float s) { return s != 1.0f; });
+  if (!weights.has_even_keys) return;
+  if (!are_normed) {
+    weights.key_balance = std::move(factors);
+    return;
+  }
+  for (size_t i = 0; i < q.size(); ++i) weights.attn_q_norm[i] *= factors[i];
+  for (size_t i = 0; i < k.size(); ++i) weights.attn_k_norm[i] *= factors[q.size() + i];
 }
 
 }  // namespace edgeh2o

@@ -20,7 +20,9 @@ template <typename F>
 void Weights::for_each_tensor(const F& f) {
   const size_t model_dim = config_.model_dim;
   const auto matrix = [&](const std::string& name, PackedMatrix& slot, size_t rows, size_t cols,
-                          bool required) { f(name, Slot{&slot, nullptr, rows, cols, required}); };
+                          bool required) {
+    f(name, Slot{&slot, nullptr, rows, cols, required});
+  };
   const auto vector = [&](const std::string& name, std::vector<float>& slot, size_t size, bool required) {
     f(name, Slot{nullptr, &slot, 1, size, required});
   };
@@ -324,13 +326,12 @@ std::vector<float> Weights::dequantize(const std::string& name, size_t* rows, si
 
 void Weights::finish() {
   check_complete();
-  parallel_for(layers_.size(),
-               [&](size_t i, size_t) { layers_[i].key_balance = balance_keys(config_, i, layers_[i]); });
+  parallel_for(layers_.size(), [&](size_t i, size_t) { balance_keys(config_, i, layers_[i]); });
 }
 
 bool Weights::balances_keys() const {
   return std::any_of(layers_.begin(), layers_.end(),
-                     [](const LayerWeights& layer) { return !layer.key_balance.empty(); });
+                     [](const LayerWeights& layer) { return layer.has_even_keys; });
 }
 
 void Weights::check_complete(const std::function<bool(const Slot&)>& is_filled) const {

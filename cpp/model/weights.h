@@ -30,6 +30,7 @@ struct LayerWeights {
   Linear attn_q, attn_k, attn_v, attn_output;
   std::vector<float> attn_qkv_bias;  // of the first three, in place of their own; or empty
   std::vector<float> key_balance;    // [q_dim + k_dim] factors (model/key_balance.h), or empty
+  bool has_even_keys = false;        // by these, or by factors in the norms of queries and keys
   // Of latent attention: the vectors that queries are made of, [q_rank] outputs, and the row that is cached,
   // [row_dim]; attn_q makes [n_heads * head_dim] of the former or of the input.
   Linear attn_q_a, attn_kv_a;
