@@ -1,0 +1,186 @@
+"""Blocks of attention: queries and keys normed and rotated, latent rows, what indexers choose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tests.reference.cached_rows import stored
+from tests.reference.indexer import choose_tokens, index_scores, layer_norm, margin_of
+from tests.reference.softmax_state import Array
+
+from .feed_forward import sigmoid, softmax
+from .latent import absorbed_queries, absorbed_values
+from .rope import RopeLayout, rotate
+from .rows import Rows
+
+# Of q, k and v [heads, n, head_dim], the output in that shape.
+Attend = Callable[[Array, Array, Array], Array]
+
+
+class AttentionBlocks:
+    """The layers with attention of one prompt in progress.
+
+    Attributes:
+        position: number of tokens read before the present call.
+        chosen: of the present call's tokens what they read, of layers with indexers.
+        margins: by which the scores decided it, of every choice.
+    """
+
+    def __init__(self, rows: Rows, *, cache_type: str) -> None:
+        self.rows = rows
+        self.config = rows.config
+        self.weights = rows.weights
+        self.position = 0
+        self.chosen: list[Array] = []
+        self.margins: list[float] = []
+        self._cache_type = cache_type
+        self._kv: dict[int, tuple[Array, Array]] = {}  # of the layers of the present call
+        self._index_keys: dict[int, Array] = {}  # of the tokens before, by layer
+        self._latent_rows: dict[int, Array] = {}  # of indexed layers, the same
+
+    def attend(
+        self,
+        layer: int,
+        x: Array,
+        angles: Array,
+        run: Attend,
+    ) -> Array:
+        prefix = f"blk.{layer}."
+        normed = self.rows.norm(prefix + "attn_norm", x)
+        q = self._rotated(layer, "q", normed, angles) * self._temperatures(len(x))
+        source = self.config.kv_layers[layer]
+        if source == layer:
+            k = self._rotated(layer, "k", normed, angles)
+            v = self.rows.heads(layer, self._limited(self.rows.linear(f"{prefix}attn_v", normed)))
+            if self.config.family.is_gemma4:
+                v = self.rows.normalised(v)
+            self._kv[layer] = stored(k, self._cache_type), stored(v, self._cache_type)
+        output = run(q, *self._kv[source]).transpose(1, 0, 2).reshape(len(x), -1)
+        if self.config.family.is_delta_net:
+            output = output * sigmoid(self._query_halves(layer, normed)[1])
+        return self.rows.linear(prefix + "attn_output", output)
+
+    def attend_latent(
+        self,
+        layer: int,
+        x: Array,
+        angles: Array,
+        run: Attend,
+    ) -> Array:
+        """In the space of the cached rows: see ``latent``."""
+        prefix, sizes = f"blk.{layer}.", self.config.latent
+        assert sizes is not None
+        w_k, w_v = (
+            self.weights[f"{prefix}attn_{letter}_b.weight"].astype(np.float64) for letter in "kv"
+        )
+        normed = self.rows.norm(prefix + "attn_norm", x)
+        if f"{prefix}attn_q_a.weight" in self.weights:
+            vectors = self.rows.norm(
+                f"{prefix}attn_q_a_norm", self.rows.linear(f"{prefix}attn_q_a", normed)
+            )
+            rows = self.rows.linear(f"{prefix}attn_q_b", vectors)
+        else:
+            rows = self.rows.linear(f"{prefix}attn_q", normed)
+        q = rows.reshape(len(x), len(w_k), -1).transpose(1, 0, 2)
+        row = self.rows.linear(f"{prefix}attn_kv_a_mqa", normed)
+        latent = self.rows.norm(f"{prefix}attn_kv_a_norm", row[:, : sizes.rank])
+        rotated_q, rotated_k = (
+            rotate(self.rows.ordered(part, angles), angles, self.rows.rope_layout)
+            for part in (q[..., sizes.nope_dim :], row[None, :, sizes.rank :])
+        )
+        q = np.concatenate([q[..., : sizes.nope_dim], rotated_q], axis=-1)
+        keys = stored(np.concatenate([latent[None], rotated_k], axis=-1), self._cache_type)
+        if self.config.index_top_k:
+            if f"{prefix}indexer.proj.weight" in self.weights:
+                self._choose(layer, normed, vectors, angles)
+            attended = self._attend_chosen(layer, absorbed_queries(q, w_k), keys[0])
+        else:
+            attended = run(absorbed_queries(q, w_k), keys, keys[..., : sizes.rank])
+        values = absorbed_values(attended, w_v)
+        return self.rows.linear(
+            prefix + "attn_output", values.transpose(1, 0, 2).reshape(len(x), -1)
+        )
+
+    def _choose(self, layer: int, normed: Array, vectors: Array, angles: Array) -> None:
+        """What every token of the call reads: see ``tests.reference.indexer``."""
+        prefix, config, n = f"blk.{layer}.indexer.", self.config, len(normed)
+        weights = self.rows.linear(f"{prefix}proj", normed)
+        n_heads, names = weights.shape[1], (f"{prefix}k_norm.weight", f"{prefix}k_norm.bias")
+        norm = (self.weights[name].astype(np.float64) for name in names)
+        layout: RopeLayout = (
+            "interleaved" if config.family.has_interleaved_indexer else "half_split"
+        )
+        q = (
+            self.rows.linear(f"{prefix}attn_q_b", vectors)
+            .reshape(n, n_heads, -1)
+            .transpose(1, 0, 2)
+        )
+        q = rotate(q, angles, layout)
+        keys = layer_norm(self.rows.linear(f"{prefix}attn_k", normed), *norm)[None]
+        keys = rotate(keys, angles, layout)
+        cache_type = "f16" if self._cache_type == "q8_0" else self._cache_type
+        before = self._index_keys.get(layer, np.zeros((0, keys.shape[-1])))
+        keys = np.concatenate([before, stored(keys, cache_type)[0]])
+        self._index_keys[layer] = keys
+        scores = index_scores(
+            q.transpose(1, 0, 2), weights / (n_heads * keys.shape[1]) ** 0.5, keys
+        )
+        self.chosen = [
+            choose_tokens(row, config.index_top_k, self.position + i)
+            for i, row in enumerate(scores)
+        ]
+        self.margins += [
+            margin_of(row[: self.position + i + 1], config.index_top_k)
+            for i, row in enumerate(scores)
+        ]
+
+    def _attend_chosen(self, layer: int, q: Array, rows: Array) -> Array:
+        """Attention of q [heads, n, row_dim] to the rows that their tokens read."""
+        config = self.config
+        assert config.latent is not None
+        before = self._latent_rows.get(layer, np.zeros((0, rows.shape[1])))
+        self._latent_rows[layer] = rows = np.concatenate([before, rows])
+        out = [
+            softmax(config.attention_scale * q[:, i] @ rows[chosen].T)
+            @ rows[chosen, : config.latent.rank]
+            for i, chosen in enumerate(self.chosen)
+        ]
+        return np.stack(out, axis=1)
+
+    def _query_halves(self, layer: int, normed: Array) -> tuple[Array, Array]:
+        """Queries and gates, both [n, q_dim], which the matrix has by turns, head by head."""
+        heads = self.rows.heads(layer, self.rows.linear(f"blk.{layer}.attn_q", normed))
+        rows = heads.transpose(1, 0, 2)
+        return rows[:, ::2].reshape(len(rows), -1), rows[:, 1::2].reshape(len(rows), -1)
+
+    def _rotated(self, layer: int, letter: str, normed: Array, angles: Array) -> Array:
+        """Queries or keys [n_heads, n, head_dim]: normed, if the model does that, and rotated."""
+        config = self.config
+        name = f"blk.{layer}.attn_{letter}"
+        if letter == "q" and config.family.is_delta_net:
+            rows = self._query_halves(layer, normed)[0]
+        else:
+            rows = self._limited(self.rows.linear(name, normed))
+        if not config.family.norms_after_rope:
+            rows = self.rows.norm(name + "_norm", rows)
+        heads = self.rows.ordered(self.rows.heads(layer, rows), angles)
+        rotated_dim = 2 * angles.shape[1]
+        heads[..., :rotated_dim] *= config.rope_factor
+        heads = rotate(heads, angles, self.rows.rope_layout)
+        if not config.family.norms_after_rope:
+            return heads
+        weight = self.weights[name + "_norm.weight"].astype(np.float64)
+        return self.rows.normalised(heads) * self.rows.ordered(weight, angles)
+
+    def _limited(self, rows: Array) -> Array:
+        limit = self.config.qkv_limit
+        return rows if limit is None else np.clip(rows, -limit, limit)
+
+    def _temperatures(self, n: int) -> Array:
+        """Factors [n, 1] of the queries of the next n positions."""
+        config = self.config
+        positions = np.arange(self.position, self.position + n)[:, None]
+        periods = positions // max(config.original_context, 1)
+        return 1.0 + config.temperature_scale * np.log(1.0 + periods)

@@ -1,0 +1,63 @@
+"""The feed-forward network of a layer: dense, or a mixture of experts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.reference.softmax_state import Array
+
+from .feed_forward import ACTIVATIONS, by_cutoff, by_xielu, gated, mixture, sigmoid, softmax
+from .rows import Rows
+
+
+def ffn_block(rows: Rows, prefix: str, x: Array) -> Array:
+    config = rows.config
+    if config.family.activation == "xielu":
+        activate = by_xielu(*config.xielu[int(prefix.split(".")[1])])
+    else:
+        activate = ACTIVATIONS[config.family.activation]
+    normed = rows.norm(prefix + config.family.ffn_norm, x)
+    if f"{prefix}pre_ffw_norm_2.weight" in rows.weights:
+        out = gated(rows.linear, prefix, "", normed, activate=activate)
+        return rows.norm(prefix + "post_ffw_norm_1", out) + rows.norm(
+            prefix + "post_ffw_norm_2",
+            mixture(
+                rows.linear,
+                prefix,
+                rows.norm(prefix + "pre_ffw_norm_2", x),
+                n_used=config.n_experts_used,
+                is_normalised=True,
+                activate=activate,
+                router_input=rows.norm(prefix + "router_norm", x) / np.sqrt(x.shape[1]),
+                factors=rows.weights[f"{prefix}ffn_down_exps.scale"],
+            ),
+        )
+    if f"{prefix}ffn_gate_inp.weight" not in rows.weights:
+        if config.gate_cutoffs:
+            activate = by_cutoff(config.gate_cutoffs[int(prefix.split(".")[1])], activate)
+        return gated(rows.linear, prefix, "", normed, activate=activate)
+    out = mixture(
+        rows.linear,
+        prefix,
+        normed,
+        n_used=config.n_experts_used,
+        is_normalised=config.normalises_experts,
+        activate=activate,
+        gate=sigmoid if config.has_sigmoid_gate else softmax,
+        biases=rows.weights.get(f"{prefix}exp_probs_b.bias", 0.0),
+        n_groups=config.n_expert_groups,
+        n_groups_used=config.n_expert_groups_used,
+    )
+    out = out * config.expert_scale
+    if f"{prefix}ffn_up_shexp.weight" in rows.weights:
+        shared = gated(rows.linear, prefix, "_shexp", normed, activate=activate)
+        out = out + _shared_shares(rows, prefix, normed) * shared
+    return out
+
+
+def _shared_shares(rows: Rows, prefix: str, normed: Array) -> Array | float:
+    """Weights [n, 1] of the shared expert, 1 if it has no gate."""
+    gate = rows.weights.get(f"{prefix}ffn_gate_inp_shexp.weight")
+    if gate is None:
+        return 1.0
+    return sigmoid((normed @ gate.astype(np.float64))[:, None])

@@ -1,0 +1,109 @@
+"""Blocks with a state that goes from token to token: convolutions, delta nets, Mamba-2."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.reference.softmax_state import Array
+
+from .delta_net import delta_net
+from .feed_forward import sigmoid, silu
+from .mamba2 import ssd
+from .rows import Rows
+
+
+class RecurrentBlocks:
+    """The recurrent layers of one prompt in progress."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self.config = rows.config
+        self.weights = rows.weights
+        self._conv_inputs: dict[int, Array] = {}  # of the last tokens, by layer
+        self._delta_states: dict[int, Array] = {}  # [value_head, key, value], by layer
+        self._ssd_states: dict[int, Array] = {}  # [head, row, value], by layer
+
+    def convolve(self, layer: int, x: Array) -> Array:
+        """A sum over the last tokens, for every channel, between two gates (LFM2)."""
+        prefix = f"blk.{layer}.shortconv."
+        taps = self.weights[prefix + "conv.weight"].astype(np.float64)  # [channels, taps]
+        normed = self.rows.norm(f"blk.{layer}.attn_norm", x)
+        first_gate, second_gate, inputs = np.split(
+            self.rows.linear(prefix + "in_proj", normed), 3, 1
+        )
+        sums = self._convolved(layer, first_gate * inputs, taps)
+        return self.rows.linear(prefix + "out_proj", second_gate * sums)
+
+    def delta(self, layer: int, x: Array) -> Array:
+        """A gated delta net: see ``delta_net``."""
+        prefix, weights = f"blk.{layer}.", self.weights
+        exact = {
+            name: weights[prefix + name].astype(np.float64)
+            for name in ("ssm_conv1d.weight", "ssm_a", "ssm_dt.bias")
+        }
+        head_dim = len(weights[f"{prefix}ssm_norm.weight"])
+        n_heads = len(exact["ssm_a"])
+        normed = self.rows.norm(prefix + "attn_norm", x)
+        qkv = self._convolved(
+            layer, self.rows.linear(prefix + "attn_qkv", normed), exact["ssm_conv1d.weight"]
+        )
+        heads = silu(qkv).reshape(len(x), -1, head_dim)
+        n_key_heads = (heads.shape[1] - n_heads) // 2
+        q, k, v = np.split(heads, [n_key_heads, 2 * n_key_heads], axis=1)
+        q, k = (self._of_length_1(part) for part in (q, k))
+        repeats = n_heads // n_key_heads
+        if self.config.family.has_grouped_heads:
+            q, k = (np.repeat(part, repeats, axis=1) for part in (q, k))
+            both = self.rows.linear(prefix + "ssm_ba", normed).reshape(
+                len(x), n_key_heads, 2, repeats
+            )
+            rates, steps = (both[:, :, i].reshape(len(x), n_heads) for i in range(2))
+        else:
+            q, k = (np.tile(part, (1, repeats, 1)) for part in (q, k))
+            rates = self.rows.linear(prefix + "ssm_beta", normed)
+            steps = self.rows.linear(prefix + "ssm_alpha", normed)
+        decays = np.exp(exact["ssm_a"] * np.log1p(np.exp(steps + exact["ssm_dt.bias"])))
+        state = self._delta_states.get(layer, np.zeros((n_heads, head_dim, head_dim)))
+        out, self._delta_states[layer] = delta_net(q, k, v, decays, sigmoid(rates), state)
+        out = self.rows.norm(prefix + "ssm_norm", out.reshape(len(x), -1))
+        return self.rows.linear(
+            prefix + "ssm_out", out * silu(self.rows.linear(prefix + "attn_gate", normed))
+        )
+
+    def mamba(self, layer: int, x: Array) -> Array:
+        """Mamba-2: see ``ssd``; the gate goes before the norm, which is one of every group."""
+        prefix, weights = f"blk.{layer}.", self.weights
+        names = ("ssm_conv1d.weight", "ssm_conv1d.bias", "ssm_a", "ssm_d", "ssm_dt.bias")
+        taps, biases, a, skips, rate_biases = (
+            weights[prefix + n].astype(np.float64) for n in names
+        )
+        n, n_heads, inner = len(x), len(a), weights[f"{prefix}ssm_out.weight"].shape[1]
+        groups = self.config.n_ssd_groups
+        projected = self.rows.linear(prefix + "ssm_in", self.rows.norm(prefix + "attn_norm", x))
+        z, rows, rates = np.split(projected, [inner, len(projected[0]) - n_heads], axis=1)
+        rows = silu(self._convolved(layer, rows, taps) + biases)
+        inputs, b, c = np.split(rows, [inner, (inner + len(rows[0])) // 2], axis=1)
+        b, c = (np.repeat(part.reshape(n, groups, -1), n_heads // groups, 1) for part in (b, c))
+        rates = np.log1p(np.exp(rates + rate_biases))
+        decays = np.exp(a.ravel() * rates)
+        state = self._ssd_states.get(layer, np.zeros((n_heads, b.shape[2], inner // n_heads)))
+        heads = inputs.reshape(n, n_heads, -1)
+        out, self._ssd_states[layer] = ssd(heads, b, c, decays, rates, skips.ravel(), state)
+        gated_rows = (out.reshape(n, inner) * silu(z)).reshape(n, groups, -1)
+        if f"{prefix}ssm_norm.weight" in weights:
+            norm = weights[f"{prefix}ssm_norm.weight"].astype(np.float64).reshape(groups, -1)
+            gated_rows = self.rows.normalised(gated_rows) * norm
+        return self.rows.linear(prefix + "ssm_out", gated_rows.reshape(n, inner))
+
+    def _convolved(self, layer: int, inputs: Array, taps: Array) -> Array:
+        """Sums over the last tokens [n, channels], weighted by taps [channels, n_taps]."""
+        n_before = taps.shape[1] - 1
+        before = self._conv_inputs.get(layer, np.zeros((n_before, inputs.shape[1])))
+        all_inputs = np.concatenate([before, inputs])
+        self._conv_inputs[layer] = all_inputs[len(all_inputs) - n_before :]
+        parts = (taps[:, j] * all_inputs[j : j + len(inputs)] for j in range(taps.shape[1]))
+        return np.sum(list(parts), axis=0)
+
+    def _of_length_1(self, heads: Array) -> Array:
+        squares = np.sum(heads * heads, axis=-1, keepdims=True)
+        return heads / np.sqrt(squares + self.config.norm_eps)
