@@ -152,9 +152,10 @@ class RunPlan:
     def fingerprint(self, model: DescribedModel) -> Mapping[str, Any]:
         """What a session file must agree with: the model and, budgets included, how it is run."""
         rope, config = self.rope.to_dict(), self.config
-        is_native = isinstance(config, DecoderConfig) and not self.is_on_gpu
-        # Such keys are cached in other sizes than on a GPU: cpp/model/key_balance.h.
-        is_balanced = is_native and config.has_key_bias
+        is_balanced = False
+        if isinstance(config, DecoderConfig) and not self.is_on_gpu:
+            # Such keys are cached in other sizes than on a GPU: cpp/model/key_balance.h.
+            is_balanced = config.has_key_bias or config.qk_norm != "none"
         return {
             "model": model.fingerprint,
             **({"rope": rope} if rope else {}),

@@ -241,13 +241,14 @@ def test_another_model_is_refused(tiny_model: TinyModelFactory, file: Path) -> N
         llm.load_session(file)
 
 
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])  # of biases, of norms
 def test_keys_that_were_not_evened_out_are_refused(
-    tiny_model: TinyModelFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    architecture: str, tiny_model: TinyModelFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of versions before, and of a GPU: this one's queries would not fit them."""
-    path, biased = tmp_path / "s.session", tiny_model(architecture="qwen2")
+    path, uneven = tmp_path / "s.session", tiny_model(architecture=architecture)
     full = plan.RunPlan.fingerprint
-    with monkeypatch.context() as patch, _load(biased) as llm:
+    with monkeypatch.context() as patch, _load(uneven) as llm:
         patch.setattr(
             plan.RunPlan,
             "fingerprint",
@@ -256,7 +257,7 @@ def test_keys_that_were_not_evened_out_are_refused(
         llm.generate(TEXT, GREEDY, keep_cache=True)
         llm.save_session(path)
     with (
-        _load(biased) as llm,
+        _load(uneven) as llm,
         pytest.raises(UsageError, match='made with keys null; this run has "balanced"'),
     ):
         llm.load_session(path)
