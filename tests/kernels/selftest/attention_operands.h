@@ -14,6 +14,12 @@
 
 namespace edgeh2o::selftest {
 
+inline constexpr CacheType kCacheTypes[] = {CacheType::kF16, CacheType::kF32, CacheType::kQ8_0};
+
+inline bool can_store(CacheType type, size_t head_dim) {
+  return type != CacheType::kQ8_0 || head_dim % 32 == 0;
+}
+
 constexpr double kExpFloor = 1e-26;  // weights below 2^-87 count as 2^-87
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 

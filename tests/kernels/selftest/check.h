@@ -57,7 +57,9 @@ struct KernelCheck {
 };
 const std::vector<KernelCheck>& matrix_checks();
 const std::vector<KernelCheck>& row_checks();
+const std::vector<KernelCheck>& recurrent_checks();
 const std::vector<KernelCheck>& attention_checks();
+const std::vector<KernelCheck>& attention_row_checks();
 const std::vector<KernelCheck>& byte_attention_checks();
 
 }  // namespace edgeh2o::selftest

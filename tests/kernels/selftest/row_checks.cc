@@ -306,117 +306,6 @@ void check_gate(const KernelTable& table, Check& check) {
   });
 }
 
-// The gated delta rule in double precision, of kDeltaColumns columns at a time.
-struct DeltaCase {
-  size_t n_tokens, key_dim, n_slices, width;
-  std::vector<float> q, k, v, decays, rates, state, out;
-
-  DeltaCase(size_t n, size_t dim, size_t slices, Random& random)
-      : n_tokens(n), key_dim(dim), n_slices(slices), width(slices * kDeltaColumns) {
-    const float length = 1 / std::sqrt(static_cast<float>(dim));
-    q = random.uniform_vector(n * dim, -1, 1);
-    k = random.uniform_vector(n * dim, -length, length);
-    v = random.uniform_vector(n * width, -2, 2);
-    decays = random.uniform_vector(n, 0.2f, 1);
-    rates = random.uniform_vector(n, 0, 1);
-    state = random.uniform_vector(dim * width, -1, 1);
-    state.resize(state.size() + kGuard, kUntouched);
-    out.resize(n * width + kGuard, kUntouched);
-  }
-  DeltaSlice slice() {
-    return {n_tokens,      key_dim,      q.data(), k.data(),     key_dim,    v.data(), width,
-            decays.data(), rates.data(), 1,        state.data(), out.data(), width};
-  }
-  void compare(const std::vector<float>& before, Check& check) const {
-    const double error = static_cast<double>(10 * n_tokens * (key_dim + 8)) * kEps;
-    for (size_t column = 0; column < width; ++column) {
-      const size_t first = column / kDeltaColumns * key_dim * kDeltaColumns + column % kDeltaColumns;
-      std::vector<double> exact(key_dim);
-      for (size_t row = 0; row < key_dim; ++row) exact[row] = before[first + row * kDeltaColumns];
-      for (size_t t = 0; t < n_tokens; ++t) {
-        double read = 0, want = 0;
-        for (size_t row = 0; row < key_dim; ++row) {
-          exact[row] *= decays[t];
-          read += exact[row] * k[t * key_dim + row];
-        }
-        const double d = rates[t] * (v[t * width + column] - read);
-        for (size_t row = 0; row < key_dim; ++row) {
-          exact[row] += d * k[t * key_dim + row];
-          want += exact[row] * q[t * key_dim + row];
-        }
-        check.near(out[t * width + column], want, error);
-      }
-      for (size_t row = 0; row < key_dim; ++row) {
-        check.near(state[first + row * kDeltaColumns], exact[row], error);
-      }
-    }
-    check.untouched(state, key_dim * width);
-    check.untouched(out, n_tokens * width);
-  }
-};
-
-void check_delta_net(const KernelTable& table, Check& check) {
-  Random random(11);
-  for (const size_t key_dim : {size_t{2}, size_t{6}, size_t{32}, size_t{128}}) {
-    DeltaCase one(5, key_dim, 1, random);
-    const std::vector<float> before = one.state;
-    table.delta_net_f32(one.slice());
-    one.compare(before, check);
-  }
-}
-
-void check_delta_net_chunks(const KernelTable& table, Check& check) {
-  Random random(13);
-  for (const size_t key_dim : {size_t{32}, size_t{96}}) {
-    for (const size_t n_tokens : {size_t{1}, size_t{11}, size_t{32}, size_t{75}}) {
-      DeltaCase one(n_tokens, key_dim, 2, random);
-      const std::vector<float> before = one.state;
-      std::vector<float> scratch(delta_scratch_size(key_dim), std::numeric_limits<float>::quiet_NaN());
-      scratch.resize(scratch.size() + kGuard, kUntouched);
-      table.delta_net_chunks_f32(one.slice(), one.n_slices, scratch.data());
-      one.compare(before, check);
-      check.untouched(scratch, delta_scratch_size(key_dim));
-    }
-  }
-}
-
-void check_ssd(const KernelTable& table, Check& check) {
-  Random random(12);
-  constexpr float kSkip = 0.75f;
-  for (const size_t state_dim : {size_t{16}, size_t{48}}) {
-    for (const size_t n_tokens : {size_t{1}, size_t{5}, size_t{67}}) {
-      const size_t stride = kSsdColumns + 2 * state_dim;
-      const std::vector<float> rows = random.uniform_vector(n_tokens * stride, -1, 1),
-                               decays = random.uniform_vector(n_tokens, 0, 1),
-                               rates = random.uniform_vector(n_tokens, 0, 2);
-      std::vector<float> state = random.uniform_vector(state_dim * kSsdColumns, -1, 1),
-                         out(n_tokens * kSsdColumns + kGuard, kUntouched);
-      std::vector<double> exact(state.begin(), state.end());
-      state.resize(state.size() + kGuard, kUntouched);
-      const float *x = rows.data(), *b = x + kSsdColumns, *c = b + state_dim;
-      table.ssd_f32({n_tokens, state_dim, x, b, c, stride, decays.data(), rates.data(), 1, kSkip,
-                     state.data(), out.data(), kSsdColumns});
-      // Of sums of products of at most 2 / (1 - decay), which is 20 on average, with 1.
-      const double error = static_cast<double>(20 * (state_dim + 8)) * kEps;
-      for (size_t t = 0; t < n_tokens; ++t) {
-        for (size_t column = 0; column < kSsdColumns; ++column) {
-          const double input = x[t * stride + column];
-          double want = kSkip * input;
-          for (size_t row = 0; row < state_dim; ++row) {
-            double& value = exact[row * kSsdColumns + column];
-            value = decays[t] * value + b[t * stride + row] * (rates[t] * input);
-            want += value * c[t * stride + row];
-          }
-          check.near(out[t * kSsdColumns + column], want, error);
-        }
-      }
-      for (size_t i = 0; i < exact.size(); ++i) check.near(state[i], exact[i], error);
-      check.untouched(state, exact.size());
-      check.untouched(out, n_tokens * kSsdColumns);
-    }
-  }
-}
-
 void check_scale(const KernelTable& table, Check& check) {
   for_each_length(check, [&](std::vector<float>& out, size_t n, Random& random) {
     const std::vector<float> x = random.uniform_vector(n, -5, 5);
@@ -460,9 +349,6 @@ const std::vector<KernelCheck>& row_checks() {
       {"multiply_f32", check_multiply},
       {"convolve_f32", check_convolve},
       {"gate_f32", check_gate},
-      {"delta_net_f32", check_delta_net},
-      {"delta_net_chunks_f32", check_delta_net_chunks},
-      {"ssd_f32", check_ssd},
       {"scale_f32", check_scale},
       {"load_f32_f16", check_load_f16},
   };
