@@ -18,7 +18,7 @@ from tools.fuzz_loop import instrumented_imports, run_fuzzer
 from tools.make_tiny_model import write_tiny_model
 
 with instrumented_imports():
-    from edgeh2o.models.spec import read_model
+    from edgeh2o.models.reader import read_model
     from edgeh2o.models.transformers.weights import open_transformers
 
 

@@ -90,7 +90,7 @@ def _report_gguf(
 ) -> dict[str, Any]:
     from ..cuda.devices import choose_device
     from ..formats.metadata import TEMPLATE_KEY
-    from ..models.spec import read_model
+    from ..models.reader import read_model
     from ..runners.native import check_tensors, estimate_session_bytes
     from ..runners.weight_loading import mapped_bytes
     from ..tokenizer import build_tokenizer

@@ -24,7 +24,8 @@ from ..formats.metadata import (
 from ..formats.model_folder import read_model_settings
 from ..formats.safetensors import is_onnx_model, is_safetensors_folder
 from ..formats.split import open_model_file
-from ..models.spec import OUTPUT_TENSOR, find_architecture, read_model
+from ..models.reader import OUTPUT_TENSOR, read_model
+from ..models.spec import find_architecture
 from ..models.tensors import expand_rules
 from ..models.transformers.weights import PIECE_BYTES, ConvertedFolder, open_transformers
 from ..models.written_types import FILE_TYPES, choose_type, is_kept

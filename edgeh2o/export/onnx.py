@@ -14,7 +14,7 @@ from ..formats.metadata import TEMPLATE_KEY, TOOL_TEMPLATE_KEY, TOOL_TEMPLATE_NA
 from ..formats.safetensors import is_onnx_model, is_safetensors_folder
 from ..formats.split import open_model_file
 from ..model_config import DecoderConfig
-from ..models.spec import read_model
+from ..models.reader import read_model
 from ..onnx.config import FINGERPRINT_PROPERTY
 from ..runners.native import NativeModelFile
 from ..tokenizer import build_tokenizer

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from .spec import (
-    ArchitectureSpec,
-    read_model,
-    register_architecture,
-    registered_architectures,
-)
+from .reader import read_model
+from .spec import ArchitectureSpec, register_architecture, registered_architectures
 from .tensors import TensorBinding, TensorPart, TensorRule, tensor
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""How an architecture reads a model file: a declarative table, and the one reader that uses it.
+"""What files of an architecture hold: a declarative table, by which ``reader`` reads them.
 
 A family is an ``ArchitectureSpec`` passed to ``register_architecture``: no code, only the names
 of its tensors, the sizes of their dimensions and a few flags.
@@ -6,49 +6,23 @@ of its tensors, the sizes of their dimensions and a few flags.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
-from ..errors import FormatError, UsageError
-from ..formats.fingerprint import fingerprint_weights
+from ..errors import FormatError
 from ..formats.metadata import Metadata, quote
-from ..formats.model_tensors import ModelTensors
-from ..model_config import DecoderConfig
-from ..rope_config import ROPE_OF_FILE, RopeConfig
-from .experts import BIAS_TENSOR, DENSE_KEY, GATE_KEY, SCALE_KEYS, SHARED_KEY, ExpertRule
+from .experts import ExpertRule
 from .families import import_families, import_family
 from .hybrids import HybridRule
-from .hyperparameters import (
-    DRAFTING_KEY,
-    SHARED_KV_KEY,
-    TOKEN_INPUT_KEY,
-    Hyperparameters,
-    read_hyperparameters,
-)
-from .key_biases import mark_key_biases
+from .hyperparameters import Hyperparameters, read_hyperparameters
 from .latent import LatentRule
 from .latent_tensors import ALL_TENSORS, latent_tensors
-from .refusals import refuse_unread
-from .rope import PATTERN_KEY as ROPE_PATTERN_KEY
-from .rope import (
-    PLAIN_ROPE,
-    RopeRule,
-    attention_factor,
-    check_logit_scaling,
-    inverse_frequencies,
-    logit_factor,
-    read_factors,
-)
+from .rope import PLAIN_ROPE, RopeRule
 from .streams import StreamRule
-from .tensors import TensorBinding, TensorRule, bind_tensors
+from .tensors import TensorRule
 from .windows import SlidingWindows
 from .xielu import with_xielu
-
-OUTPUT_TENSOR, OUTPUT_BIAS = "output.weight", "output.bias"
-QK_NORM_TENSOR = "blk.0.attn_q_norm.weight"
-FUSED_TENSOR, FUSED_BIAS = "blk.0.attn_qkv.weight", "blk.0.attn_qkv.bias"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,234 +176,3 @@ def find_architecture(name: str) -> ArchitectureSpec:
             f"supported: {', '.join(registered_architectures())}"
         )
     return spec
-
-
-def read_model(
-    gguf: ModelTensors, rope: RopeConfig = ROPE_OF_FILE
-) -> tuple[DecoderConfig, list[TensorBinding]]:
-    """Checks a file against its architecture; returns its configuration and its weights.
-
-    ``rope`` changes the rotary embedding. Bindings are in file order. Raises ``FormatError`` that
-    names the key or the tensor, and ``UsageError`` for a ``rope`` that the model cannot have.
-    """
-    try:
-        spec = find_architecture(gguf.metadata.get_str("general.architecture"))
-        shape = spec.read_shape(gguf.metadata)
-        refuse_unread(gguf.metadata, spec.name, _optional_keys(spec))
-        factors = [name for name in (spec.rope_factors, *(spec.long_rope_factors or ())) if name]
-        n_layers = len(shape.layers)
-        drafting = tuple(f"blk.{n_layers + i}." for i in range(shape.n_drafting_layers))
-        left_out = [name for name in gguf.tensors if drafting and name.startswith(drafting)]
-        bindings = bind_tensors(
-            gguf.tensors,
-            spec.rules(shape, is_fused=FUSED_TENSOR in gguf.tensors),
-            shape,
-            architecture=spec.name,
-            interleaved=spec.qk_row_order == "interleaved",
-            read_elsewhere=[*factors, *left_out],
-        )
-        if cause := check_logit_scaling(shape.rope_scaling):
-            raise FormatError(f"{cause} is not supported for the architecture {spec.name!r}")
-        if rope != ROPE_OF_FILE:
-            shape = _change_rope(gguf, spec, shape, rope)
-        config = replace(
-            _make_config(gguf, spec, shape),
-            **_depth_scales(spec, shape),
-            **_read_scales(gguf.metadata, spec),
-            fingerprint=fingerprint_weights(gguf),
-        )
-        return mark_key_biases(config, gguf, bindings), bindings
-    except FormatError as error:
-        raise FormatError(f"{gguf.path}: {error}") from None
-
-
-def _change_rope(
-    gguf: ModelTensors, spec: ArchitectureSpec, shape: Hyperparameters, rope: RopeConfig
-) -> Hyperparameters:
-    changed = shape.with_rope(rope)
-    reason = None
-    if _is_rope_off(gguf, spec) or not any(layer.has_rope for layer in shape.layers):
-        reason = "it has no rotary embedding"
-    elif rope.scaling in ("linear", "yarn") and changed.rope_scaling.factor == 1.0:
-        reason = f"--rope-scaling {rope.scaling} needs --rope-scale, by what factor"
-    elif shape.rope_scaling.kind == "longrope" and rope.to_dict().keys() - {"freq_base"}:
-        reason = "its frequencies are stretched by tables of its own (LongRoPE)"
-    elif rope.yarn_labels and changed.rope_scaling.kind != "yarn":
-        reason = (
-            f"{rope.yarn_labels} is of YaRN, which the file does not have; leave it out, or take "
-            "--rope-scaling yarn"
-        )
-    elif cause := check_logit_scaling(changed.rope_scaling):
-        reason = f"it would have {cause}, which is not supported for this architecture"
-    elif any(layer.window for layer in shape.layers) and attention_factor(
-        changed.rope_scaling
-    ) != attention_factor(shape.rope_scaling):
-        # YaRN scales queries and keys, for which all layers have one factor.
-        reason = "layers with a sliding window would change too; use --rope-scaling linear"
-    if reason is not None:
-        raise UsageError(f"{gguf.path}: its rotary embedding cannot be changed so: {reason}")
-    return changed
-
-
-def _make_config(
-    gguf: ModelTensors, spec: ArchitectureSpec, shape: Hyperparameters
-) -> DecoderConfig:
-    layers = shape.layers
-    is_scaled_by_width = len(layers) == spec.n_layers_scaled_by_width
-    is_parallel = spec.is_parallel
-    if spec.parallel_switch is not None:
-        is_parallel = gguf.metadata.get_bool(f"{spec.name}.{spec.parallel_switch}")
-    latent = shape.latent.heads if shape.latent else None
-    head_dim = latent.head_dim if latent else shape.head_dim
-    logit_dim = shape.model_dim / layers[0].n_heads if is_scaled_by_width else head_dim
-    feed_forward = shape.feed_forward
-    return DecoderConfig(
-        architecture=spec.name,
-        n_layers=len(layers),
-        layers=layers,
-        model_dim=shape.model_dim,
-        n_heads=max(layer.n_heads for layer in layers),
-        n_kv_heads=max(layer.n_kv_heads for layer in layers),
-        head_dim=shape.head_dim,
-        rotary_dim=shape.rotary_dim,
-        n_experts=feed_forward.n_experts,
-        n_experts_used=feed_forward.n_experts_used,
-        normalises_experts=feed_forward.is_normalised,
-        shared_ffn_dim=feed_forward.shared_ffn_dim,
-        has_shared_gate=spec.experts is not None and spec.experts.shared == "gated",
-        has_expert_norms=spec.experts is not None
-        and spec.experts.has_norms
-        and feed_forward.n_experts > 0,
-        expert_gate=feed_forward.gate,
-        expert_scale=feed_forward.scale,
-        n_expert_groups=feed_forward.n_groups,
-        n_expert_groups_used=feed_forward.n_groups_used,
-        has_expert_bias=_has_expert_bias(gguf, spec),
-        vocab_size=shape.vocab_size,
-        context_length=shape.context_length,
-        norm_eps=shape.norm_eps,
-        centres_norms=spec.norm == "layer",
-        has_norm_weights=spec.has_norm_weights,
-        has_norm_biases=spec.norm == "biased_rms",
-        norm_placement=spec.norm_placement,
-        is_parallel=is_parallel,
-        has_parallel_norm=is_parallel and spec.has_parallel_norm,
-        has_joint_bias=FUSED_BIAS in gguf.tensors,
-        qk_norm=_qk_norm(gguf, spec),
-        qk_norm_after_rope=spec.qk_norm_after_rope,
-        temperature_scale=shape.temperature_scale,
-        temperature_period=shape.original_context if shape.temperature_scale else 0,
-        activation=spec.activation,
-        attention_scale=(spec.attention_scale or 1.0 / math.sqrt(logit_dim))
-        * logit_factor(shape.rope_scaling),
-        latent=latent,
-        norms_values=spec.norms_values,
-        has_sinks=spec.has_sinks,
-        token_input_dim=shape.token_input_dim,
-        token_input_rows=shape.token_input_rows,
-        has_output_scale=spec.has_output_scale,
-        has_streams=spec.streams is not None,
-        laurel_rank=shape.laurel_rank,
-        has_output_gate=spec.has_output_gate,
-        embedding_scale=math.sqrt(shape.model_dim) if spec.scales_embedding_by_width else 1.0,
-        tied_embeddings=OUTPUT_TENSOR not in gguf.tensors,
-        has_output_bias=OUTPUT_BIAS in gguf.tensors,
-        rope_attention_factor=attention_factor(shape.rope_scaling),
-        **_read_frequencies(gguf, spec, shape),
-    )
-
-
-def _qk_norm(gguf: ModelTensors, spec: ArchitectureSpec) -> Literal["none", "head", "projection"]:
-    is_left_out = spec.has_optional_qk_norm and QK_NORM_TENSOR not in gguf.tensors
-    return "none" if is_left_out else spec.qk_norm
-
-
-def _has_expert_bias(gguf: ModelTensors, spec: ArchitectureSpec) -> bool:
-    if spec.experts is None or spec.experts.has_bias != "optional":
-        return spec.experts is not None and spec.experts.has_bias is True
-    has_bias = any(name.endswith(BIAS_TENSOR) for name in gguf.tensors)
-    key = f"{spec.name}.{GATE_KEY}"
-    if has_bias and spec.experts.gate == "file" and key not in gguf.metadata:
-        raise FormatError(
-            f"metadata key {quote(key)} is missing, but experts have biases: whether their gate is "
-            "a softmax or a sigmoid is not said; convert the model anew with a newer llama.cpp"
-        )
-    return has_bias
-
-
-def _is_rope_off(gguf: ModelTensors, spec: ArchitectureSpec) -> bool:
-    switch = spec.rope_switch
-    return switch is not None and not gguf.metadata.get_bool(f"{spec.name}.{switch}", default=True)
-
-
-def _read_frequencies(
-    gguf: ModelTensors, spec: ArchitectureSpec, shape: Hyperparameters
-) -> dict[str, Any]:
-    """The tables of RoPE frequencies of ``DecoderConfig``."""
-    n_pairs = shape.rotary_dim // 2
-    if _is_rope_off(gguf, spec):
-        return {"rope_inv_freq": (0.0,) * n_pairs}
-
-    def frequencies(factors: str | None) -> tuple[float, ...]:
-        divisors = read_factors(gguf, factors, n_pairs) if factors else ()
-        return inverse_frequencies(shape.rotary_dim, shape.rope_base, shape.rope_scaling, divisors)
-
-    short, long = spec.long_rope_factors or (None, None)
-    tables: dict[str, Any] = {"rope_inv_freq": frequencies(spec.rope_factors or short)}
-    if long is not None and long in gguf.tensors:
-        tables["long_rope_inv_freq"] = frequencies(long)
-        tables["long_rope_after"] = shape.original_context
-    if spec.windows is not None and any(layer.window for layer in shape.layers):
-        base, scaling = shape.sliding_rope_base, shape.sliding_rope_scaling
-        is_other = (base, scaling) != (shape.rope_base, shape.rope_scaling)
-        if is_other or spec.windows.has_own_heads:
-            tables["sliding_rope_inv_freq"] = inverse_frequencies(
-                shape.sliding_rotary_dim, base, scaling
-            )
-    return tables
-
-
-def _depth_scales(spec: ArchitectureSpec, shape: Hyperparameters) -> dict[str, Any]:
-    if spec.depth_scales is None:
-        return {}
-    return {
-        "embedding_scale": spec.depth_scales.embedding,
-        "residual_scale": spec.depth_scales.depth / math.sqrt(len(shape.layers)),
-        "logit_scale": spec.depth_scales.base_width / shape.model_dim,
-    }
-
-
-def _optional_keys(spec: ArchitectureSpec) -> set[str]:
-    """Keys with an effect that files of this architecture may have."""
-    read = {*spec.scales.values(), *spec.divisors.values()}
-    flags = {
-        "rope.dimension_sections": spec.rope.has_sections,
-        ROPE_PATTERN_KEY: spec.rope.has_pattern,
-        "rope.scaling.yarn_log_multiplier": spec.rope.has_log_multiplier,
-        "attention.temperature_scale": spec.rope.has_temperature,
-        SHARED_KV_KEY: spec.shares_kv,
-        TOKEN_INPUT_KEY: spec.has_token_inputs,
-        DRAFTING_KEY: spec.has_drafting_layers,
-        SHARED_KEY: spec.experts is not None and spec.experts.shared not in ("none", "dense"),
-        DENSE_KEY: spec.experts is not None and spec.experts.has_dense_layers,
-        GATE_KEY: spec.experts is not None and spec.experts.gate != "softmax",
-        **dict.fromkeys(SCALE_KEYS, spec.experts is not None and spec.experts.has_scales),
-    }
-    return read | {key for key, is_read in flags.items() if is_read}
-
-
-def _read_scales(metadata: Metadata, spec: ArchitectureSpec) -> dict[str, Any]:
-    """Scales and soft caps of ``DecoderConfig`` that the file or the family sets."""
-    scales: dict[str, Any] = dict(spec.default_soft_caps)
-    for suffix in spec.required_scales:
-        if f"{spec.name}.{suffix}" not in metadata:
-            raise FormatError(
-                f"metadata key {quote(f'{spec.name}.{suffix}')} is missing, without which this "
-                "architecture cannot be computed; convert the model anew with a newer llama.cpp"
-            )
-    for keys, exponent in ((spec.scales, 1), (spec.divisors, -1)):
-        for name, suffix in keys.items():
-            key = f"{spec.name}.{suffix}"
-            if key in metadata:
-                scales[name] = metadata.get_float(key, above=0.0, below=1e6) ** exponent
-    return scales

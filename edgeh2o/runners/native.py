@@ -18,7 +18,7 @@ from ..formats.gguf_types import TENSOR_TYPES
 from ..formats.metadata import TEMPLATE_KEY, TOOL_TEMPLATE_KEY, quote
 from ..formats.split import open_model_file
 from ..model_config import DecoderConfig, LayerConfig
-from ..models.spec import read_model
+from ..models.reader import read_model
 from ..models.tensors import readable_types
 from ..rope_config import ROPE_OF_FILE, RopeConfig
 from .base import SessionShape

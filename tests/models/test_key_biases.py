@@ -13,7 +13,7 @@ import pytest
 from edgeh2o import _core
 from edgeh2o.attention.dense import DenseConfig
 from edgeh2o.models.key_biases import BLOCK_KEYS, LARGE_LOGIT, mark_key_biases
-from edgeh2o.models.spec import read_model
+from edgeh2o.models.reader import read_model
 from edgeh2o.runners.base import SessionShape
 from edgeh2o.runners.native import NativeModelFile
 from tests.tiny_models import TinyModelFactory, with_vectors

@@ -50,7 +50,7 @@ def test_every_folder_of_the_sources_is_known() -> None:
         ("config.py", "from .llm import LLM"),
         ("config.py", "from . import _core"),
         ("config.py", "import edgeh2o.engine.stats"),
-        ("formats/gguf.py", "from ..models.spec import read_model"),
+        ("formats/gguf.py", "from ..models.reader import read_model"),
         ("models/llama.py", "from edgeh2o.runners import native"),
         ("models/llama.py", "def load():\n    from ..tokenizer import bpe"),
         ("engine/generate.py", "from ..cli.run import main"),

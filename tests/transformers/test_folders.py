@@ -12,7 +12,7 @@ import pytest
 from edgeh2o import LLM, SamplingParams
 from edgeh2o.errors import FormatError
 from edgeh2o.formats.split import open_model_file
-from edgeh2o.models.spec import read_model
+from edgeh2o.models.reader import read_model
 from edgeh2o.models.transformers.families import FAMILIES
 from edgeh2o.models.transformers.weights import open_transformers
 from tests.tiny_models import TinyModelFactory
