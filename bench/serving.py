@@ -38,10 +38,9 @@ PARTS = ("documents", "parallel", "beside")
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds to the first text and to the last, and the tokens of the answer."""
+    """Seconds to the first text, and the tokens of the answer."""
 
     ttft_s: float
-    total_s: float
     n_tokens: int
 
 
@@ -70,11 +69,11 @@ def ask(url: str, content: str, n_tokens: int, is_over: Event | None = None) -> 
         while not select.select([connection.sock], [], [], 0.05)[0]:
             if is_over.is_set():
                 connection.close()  # the server gives the request up
-                return Timing(0.0, 0.0, 0)
+                return Timing(0.0, 0)
     response = connection.getresponse()
     if response.status != 200:
         raise ValueError(f"{url} answers {response.status}: {response.read().decode():.300}")
-    first = last = 0.0
+    first = 0.0
     n_made = 0
     for line in response:
         if is_over is not None and is_over.is_set():
@@ -85,10 +84,9 @@ def ask(url: str, content: str, n_tokens: int, is_over: Event | None = None) -> 
         n_made = (chunk.get("usage") or {}).get("completion_tokens", n_made)
         choices = chunk.get("choices") or [{}]
         if choices[0].get("delta", {}).get("content"):
-            last = time.perf_counter() - started
-            first = first or last
+            first = first or time.perf_counter() - started
     connection.close()
-    return Timing(first, last, n_made)
+    return Timing(first, n_made)
 
 
 def make_document(seed: int, n_tokens: int) -> str:

@@ -53,7 +53,6 @@ class Device {
 
   // The kernels, from the bytes of a cubin or the text of PTX.
   void load_image(const std::string& image);
-  bool has_image() const { return module_ != nullptr; }
 
   // Runs a kernel after all that was asked for before. The arguments are copied.
   template <typename Arguments>
