@@ -17,8 +17,8 @@ LOOK_UP_KL_LIMIT = 2e-3
 LOOK_UP_TEXTS = ("facts", "pairs", "table")
 LOSS_LIMIT = 0.1
 # What outputs of attention may be off by, in percent, where losses were not measured: SmolLM2-135M
-# with 1.4 to 1.7, by the prompt, and Qwen2.5-Coder-0.5B with 1.1 to 1.4 keep these limits, Gemma 3
-# 270M with 2.3 to 3.1 does not.
+# with 1.4 to 1.7, by the prompt, and Qwen2.5-Coder-0.5B with 1.1 to 1.4 keep these limits, and in
+# F16 Gemma 3 270M with 1.5 to 1.8. With 2.3 to 3.1, its keys not evened out, it lost 0.35 %.
 ERROR_LIMIT = 1.9
 
 
