@@ -298,6 +298,7 @@ void Sequence::sample(size_t layer, MatView<const float> q, size_t window, Promp
                       size_t n_threads) {
   if (window > 0 || plan(layer).needs.n_sampled_queries == 0) return;
   const size_t n_heads = plan(layer).shape.heads.n_kv_heads, n_tokens = this->layer(layer).n_tokens();
+  if (n_tokens < plan(layer).needs.sampled_from) return;
   const size_t most = plan(layer).needs.n_sampled_queries / (end == PromptEnd::kLater ? kLaterSamples : 1),
                n = std::min(most, ceil_div(q.rows, kSampleStep));
   const auto slot = [&](size_t head) { return kv_shape_.slot(layer, head); };

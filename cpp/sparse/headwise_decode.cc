@@ -11,6 +11,9 @@ namespace {
 constexpr size_t kPageSize = 4;
 // Queries at the end of a prompt by which positions are judged: 16 and 64 choose as well.
 constexpr size_t kSampledQueries = 32;
+// Nothing is chosen of shorter prompts, which end with more queries before they are long enough than count.
+// 512 tokens of SmolLM2-135M took 8 % longer with samples.
+constexpr size_t kUnsampledPart = 2;
 
 }  // namespace
 
@@ -42,6 +45,7 @@ void HeadwiseDecode::add_needs(const PolicyShape& shape, PolicyNeeds& needs) con
              shape.n_layers(), " layers with ", shape.n_slots(), " KV heads");
   needs.ends_prompts = true;
   needs.n_sampled_queries = kSampledQueries;
+  needs.sampled_from = options_.decode_from / kUnsampledPart;
 }
 
 // A memory set, and as many recent positions again as it holds.

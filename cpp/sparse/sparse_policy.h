@@ -130,8 +130,8 @@ struct PolicyNeeds {
   bool ends_prompts = false;    // end_prompt is asked
   bool ends_by_scores = false;  // and goes by the scores of all chunks of the prompt
   // Queries of a prompt, every second of its last ones, whose weights over everything the sampled slots get,
-  // and a part of them of every call before its last.
-  size_t n_sampled_queries = 0;
+  // and a part of them of every call before its last, from so many tokens on.
+  size_t n_sampled_queries = 0, sampled_from = 0;
 };
 
 // Finds out which pages of past keys a chunk's queries ask for; see PageRecall.
