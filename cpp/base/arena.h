@@ -53,12 +53,13 @@ class Arena {
     used_ += round_up(count * sizeof(T), kAlignment);
     return base_ ? reinterpret_cast<T*>(base_ + offset) : nullptr;
   }
-  // The memory of both passes of take_all(arena).
+  // The memory of both passes of take_all(arena), in small pages: pieces are written as positions come.
   template <typename TakeAll>
   static Arena of(const TakeAll& take_all) {
     Arena arena;
     take_all(arena);
     arena.allocate();
+    arena.use_small_pages();
     take_all(arena);
     return arena;
   }

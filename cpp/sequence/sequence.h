@@ -89,7 +89,10 @@ class Sequence {
 
   // Before the first token: rows then take memory as they are written. Heads lie max_context rows apart, and
   // in huge pages a few tokens take most of the cache.
-  void use_small_pages() { arena_.use_small_pages(); }
+  void use_small_pages() {
+    arena_.use_small_pages();
+    prompt_arena_.use_small_pages();
+  }
 
   // Whether the next decode call may copy what it reads of the prompt.
   bool gathers_next() const {

@@ -24,6 +24,7 @@ from edgeh2o.serving.api_error import ApiError
 from edgeh2o.serving.scheduler import CancelledError
 from tests.serving.answering import answer, request_of
 from tests.serving.conftest import open_engine
+from tests.tiny_models import TinyModelFactory
 
 ATTENTIONS = {
     "dense": DenseConfig(),
@@ -138,14 +139,16 @@ def test_what_is_kept_stays_within_its_bound(serving_model: Path) -> None:
         assert answer(engine, request_of(tokens_of(600, seed=0))).stats.cached_tokens == 0
 
 
+@pytest.mark.parametrize("context", [8192, 65536])  # rows, and what the rule notes, in huge pages
 @pytest.mark.parametrize("decode", ["dense", "headwise"])
 def test_short_conversations_take_the_memory_of_their_tokens(
-    serving_model: Path, decode: str
+    tiny_model: TinyModelFactory, decode: str, context: int
 ) -> None:
     """Not that of the context that each of them may grow to, which huge pages would take."""
     attention = HeadwiseConfig(budget=512, decode_attention=decode)
-    options = {"context_size": 8192, "prefix_ram_bytes": 2**26, "attention": attention}
-    with open_engine(serving_model, **options) as engine:
+    model = tiny_model(tensor_type="Q4_0", context_length=context, n_layers=2)
+    options = {"context_size": context, "prefix_ram_bytes": 2**29, "attention": attention}
+    with open_engine(model, **options) as engine:
         for seed in range(4):
             answer(engine, request_of(tokens_of(40, seed=seed), 2))
         before = psutil.Process().memory_info().rss
