@@ -297,6 +297,10 @@ class HeadwiseConfig(HeadwiseSettings):
         return table is not None and table.may_round_products
 
     @property
+    def chooses_in_decode(self) -> bool:
+        return self.decode_attention == "headwise"
+
+    @property
     def leaves_decode_open(self) -> bool:
         return self.decode_attention == "auto"
 

@@ -94,6 +94,7 @@ def _open_other(
         from ..runners.safetensors import SafetensorsModelFile
 
         return SafetensorsModelFile(path, quantize, rope)
+    _refuse_several_gguf(path)
     _refuse_quantize(path, quantize)
     if rope != ROPE_OF_FILE:
         raise UsageError(
@@ -103,6 +104,20 @@ def _open_other(
     if device is not None:
         raise UsageError(f"{path}: ONNX models do not run on a GPU; use --device cpu")
     return open_onnx_model(path)
+
+
+def _refuse_several_gguf(folder: Path) -> None:
+    """Raises UsageError for a folder of GGUF files, and of nothing of an ONNX model."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:  # no folder, or one that is refused later
+        return
+    found = [name for name in names if name.endswith(".gguf")]
+    if found and not any(
+        name == "onnx" or name.endswith((".onnx", "_config.json")) for name in names
+    ):
+        shown = ", ".join(found[:8]) + (", ..." if len(found) > 8 else "")
+        raise UsageError(f"{folder} is a folder of GGUF files; give the path of one: {shown}")
 
 
 def _refuse_quantize(path: Path, quantize: str | None) -> None:

@@ -29,7 +29,8 @@ def check_settings(
     if attention.chooses_in_decode:
         raise UsageError(
             f"{attention.algorithm} says what generated tokens read, which an eviction of "
-            "--context-full evict would change; use --context-full shift, or --attention dense"
+            "--context-full evict would change; use --context-full shift, --attention dense, or "
+            "--decode-attention dense where the attention has it"
         )
     if (runtime.cache_type_k or runtime.cache_type) == "q8_0":
         raise UsageError(

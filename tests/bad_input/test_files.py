@@ -55,6 +55,17 @@ def test_refuses_what_is_not_a_file(tmp_path: Path, refusal: Refusal, case: str)
     refusal(["run", str(make(tmp_path / "model.gguf")), "-p", "x"], code=1, problem=problem)
 
 
+@pytest.mark.parametrize("flags", [[], ["--rope-freq-base", "1e4"]])
+def test_a_folder_of_gguf_files_names_them(
+    tmp_path: Path, refusal: Refusal, flags: list[str]
+) -> None:
+    """Whatever else is said, and none is read."""
+    for name in ("b é.gguf", "a.gguf", "notes.txt"):
+        (tmp_path / name).write_bytes(b"x")
+    problem = "is a folder of GGUF files; give the path of one: a.gguf, b é.gguf$"
+    refusal(["run", str(tmp_path), "-p", "x", *flags], code=2, problem=problem)
+
+
 @pytest.mark.parametrize("case", OTHER_CONTENT)
 def test_refuses_other_formats_by_name(tmp_path: Path, refusal: Refusal, case: str) -> None:
     content, problem = OTHER_CONTENT[case]

@@ -73,6 +73,7 @@ BAD_OPTIONS = [
         (["--context-full", "evict", "--attention", rule], f"{rule} says what generated tokens")
         for rule in ("quest", "rocketkv", "ruvllm")
     ),
+    (["--context-full", "evict", "--decode-attention", "headwise"], "or --decode-attention dense"),
     (["--chat", "--chat-template", "/"], "give a text file to --chat-template"),
 ]
 
