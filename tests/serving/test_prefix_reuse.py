@@ -58,11 +58,14 @@ def test_prompts_with_edits_anywhere_get_the_answers_of_whole_reads(
     engines: tuple[AnswerEngine, AnswerEngine], data: st.DataObject
 ) -> None:
     keeping, forgetting = engines
+    # No answer has tokens of prompts: one that goes on as an earlier answer does, by chance, would
+    # go on from that, whose rows were generated.
+    asked = partial(request_of, bias=dict.fromkeys(range(3, 300), -100.0))
     length = data.draw(st.integers(100, 900), label="length")
     prompt = tokens_of(length, seed=data.draw(st.integers(0, 5)))
     for turn in range(3):
-        alone = answer(forgetting, request_of(prompt))
-        got = answer(keeping, request_of(prompt))
+        alone = answer(forgetting, asked(prompt))
+        got = answer(keeping, asked(prompt))
         assert alone.stats.cached_tokens == 0
         assert (got.text, got.logprobs) == (alone.text, alone.logprobs)
         begin = data.draw(st.integers(0, len(prompt) - 1), label="begin")
