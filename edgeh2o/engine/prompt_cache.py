@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from .plan import RunPlan
 
 
+# A prompt that fills less of the context takes memory as it is read: rows of every head lie a
+# context apart, and in huge pages 16 tokens of SmolLM2-135M take all 94 MiB of 4,096 positions,
+# which are cleared before the first token. Where most is filled they save 5 % of a decoded one.
+LEAST_FILLED = 0.5
+
+
 @dataclass(frozen=True, slots=True)
 class Start:
     """Where a prompt of ``n_prompt`` tokens begins: behind ``n_kept`` of the cache, or anew.
@@ -102,10 +108,10 @@ class PromptCache:
                 plan = self.plan.reading_all()
         return plan.evicting() if goes_on else plan, context
 
-    def begin_anew(self, plan: RunPlan, context: int) -> Runner:
-        """A runner at position 0; what the one before held is gone. Raises ResourceError.
+    def begin_anew(self, plan: RunPlan, context: int, n_prompt: int) -> Runner:
+        """A runner at position 0 for a prompt so long; what the one before held is gone.
 
-        It is still there where the next one could not fit even in its place.
+        It is still there where the next one could not fit even in its place: ResourceError.
         """
         if self.runner is not None and plan == self.running and self._holds(context):
             self.runner.reset()
@@ -115,8 +121,15 @@ class PromptCache:
                 plan.check_start(self.model, plan.shape(context), freed)
             self.runner = None  # freed before the next one is allocated
             self.running = plan
-            self.runner = plan.start_runner(self.model, context)
+            self.runner = self._start_runner(plan, context, n_prompt)
         return self.runner
+
+    def _start_runner(self, plan: RunPlan, context: int, n_tokens: int) -> Runner:
+        runner = plan.start_runner(self.model, context)
+        use_small_pages = getattr(runner, "use_small_pages", None)
+        if use_small_pages is not None and n_tokens < LEAST_FILLED * context:
+            use_small_pages()
+        return runner
 
     def _holds(self, context: int) -> bool:
         """Whether the runner has room for so many positions, and counts them alike."""
@@ -164,7 +177,7 @@ class PromptCache:
         The cache grows with its contents where it is too short. Raises ResourceError.
         """
         if not start.n_kept:
-            return self.begin_anew(start.plan, start.context), 0
+            return self.begin_anew(start.plan, start.context, start.n_prompt), 0
         runner = self.runner
         if runner is not None and runner.max_context < start.context:
             runner = self._grow(runner, start.n_kept, start.context)
@@ -174,7 +187,8 @@ class PromptCache:
         plan, context = self.plan_prompt(
             start.n_prompt, sampling.max_tokens, goes_on=goes_on, stays_open=True
         )
-        return self.begin_anew(plan, context), 0  # what its rule has seen cannot be moved
+        # What its rule has seen cannot be moved.
+        return self.begin_anew(plan, context, start.n_prompt), 0
 
     def _may_serve(self, runner: Runner, goes_on: bool) -> bool:
         """Whether a prompt that ``goes_on`` past the context, or not, may begin with the cache."""
@@ -204,7 +218,7 @@ class PromptCache:
         context = max(needed, min(trained, 2 * old.max_context))
         if not self.running.rotates_alike(context, needed):
             context = needed
-        runner = self.running.start_runner(self.model, context)
+        runner = self._start_runner(self.running, context, n_kept)
         old.rewind(n_kept)
         self.runner = runner if RunnerState.copy(old, runner) else None
         return self.runner

@@ -297,7 +297,7 @@ class Session:
             n_prompt, max_tokens, plan, goes_on=goes_on, stays_open=stays_open
         )
         with self._replacing_runner():
-            return self.cache.begin_anew(plan, context)
+            return self.cache.begin_anew(plan, context, n_prompt)
 
     def may_go_on(self, n_kept: int, n_prompt: int, context: int) -> bool:
         """As ``PromptCache.may_go_on``."""

@@ -23,7 +23,7 @@ from edgeh2o.engine.session import Session
 from edgeh2o.errors import ResourceError, UsageError
 from edgeh2o.host import memory
 from edgeh2o.runners.base import SessionShape
-from tests.engine.fakes import CONFIG, FakeModel
+from tests.engine.fakes import CONFIG, FakeModel, ScriptedRunner
 
 
 def _plan(
@@ -220,6 +220,19 @@ def test_session_grows_when_a_prompt_needs_more() -> None:
     assert second is not first
     assert session.prepare(100, 10) is second
     assert [shape.max_context for shape in model.started] == [4096, 5120]
+
+
+def test_a_short_prompt_takes_no_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would take the memory of the whole context at once, and the time to clear it."""
+    small: list[int] = []
+
+    def note(runner: ScriptedRunner) -> None:
+        small.append(runner.max_context)
+
+    monkeypatch.setattr(ScriptedRunner, "use_small_pages", note, raising=False)
+    for n_prompt, context in ((10, 4096), (2047, 4096), (2048, 4096), (5000, 5120), (5000, 16384)):
+        _session(FakeModel(), context_size=context, trained=16384).prepare(n_prompt, 10)
+    assert small == [4096, 4096, 16384]
 
 
 def test_session_that_cannot_fit_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
