@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from ..config import DRAFT_OFF, SamplingParams
 from ..errors import UsageError
 from ..model_config import ModelConfig
+from ..runners.base import use_small_pages
 from .drafting import why_single_tokens
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class DraftModel:
         if self._runner is None or self._runner.max_context < needed:
             self._runner = None  # freed before the next one is allocated
             self._runner = cast("BatchRunner", self._plan.start_runner(self._model, needed))
+            use_small_pages(self._runner)  # it may never read as much
         return self
 
     def _choose_context(self, context: int) -> int:

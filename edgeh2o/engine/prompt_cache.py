@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..config import EVICT_WHEN_FULL, SamplingParams
 from ..errors import UsageError
-from ..runners.base import Runner, RunnerState, n_evicted
+from ..runners.base import Runner, RunnerState, n_evicted, use_small_pages
 from .learning import may_learn
 from .payoff import choose_reading
 from .transcript import count_common
@@ -126,9 +126,8 @@ class PromptCache:
 
     def _start_runner(self, plan: RunPlan, context: int, n_tokens: int) -> Runner:
         runner = plan.start_runner(self.model, context)
-        use_small_pages = getattr(runner, "use_small_pages", None)
-        if use_small_pages is not None and n_tokens < LEAST_FILLED * context:
-            use_small_pages()
+        if n_tokens < LEAST_FILLED * context:
+            use_small_pages(runner)
         return runner
 
     def _holds(self, context: int) -> bool:

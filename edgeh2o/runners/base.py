@@ -291,6 +291,13 @@ def n_evicted(runner: Runner) -> int:
     return int(getattr(runner, "n_evicted", 0))
 
 
+def use_small_pages(runner: Runner) -> None:
+    """Before its first token: rows take memory as they are written, where the runner can do so."""
+    use = getattr(runner, "use_small_pages", None)
+    if use is not None:
+        use()
+
+
 def free_positions(runner: Runner) -> int:
     """Tokens that the cache has room for."""
     return runner.max_context + n_evicted(runner) - runner.position
