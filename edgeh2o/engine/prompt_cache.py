@@ -256,13 +256,13 @@ class PromptCache:
         runner, is_open = cast("Any", self.runner), self.running.attention.is_learning
         read_rest = getattr(runner, "read_rest", None)
         plan = self.plan if read_rest else self.plan.staying_exact()
-        chosen = choose_reading(plan, self.model, length)
         dense = plan.reading_all_on(saves_time=True).rounding_for(length)
         if not has_learnt:
             self.running = self.running.reading_all_on()
         elif not is_open:  # its rule reads everything
             self.running = replace(self.running, precision=dense.precision)
         else:
+            chosen = choose_reading(plan, self.model, length)
             self.running = dense if chosen.attention.reads_all else chosen
         attention = cast("Any", self.running.attention)
         if is_open:

@@ -167,7 +167,8 @@ class Session:
             },
         )
         sizes = {"weights": self.model.weight_bytes, **runner.memory_bytes}
-        sizes.update({} if draft is None else draft.memory_bytes)
+        if draft is not None:
+            sizes.update(draft.memory_bytes)
         self._generation.describe_run(memory_bytes=sizes)
         return self._generation
 
@@ -222,9 +223,10 @@ class Session:
             return
         chooses = self.cache.running.attention.is_learning
         self.cache.end_learning(length, has_learnt=table is not None)
-        if table is not None:
-            generation.describe_run(**self.cache.running.report())
-        if table is not None and chooses:
+        if table is None:
+            return
+        generation.describe_run(**self.cache.running.report())
+        if chooses:
             note = f"the first {runner.position:,} tokens read dense and profiled"
             generation.describe_run(note=note)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -91,10 +91,8 @@ class LentDraft:
     def memory_bytes(self) -> Mapping[str, int]:
         return self._source.memory_bytes
 
-    @contextmanager
-    def lend(self) -> Iterator[BatchRunner | None]:
-        with self._shared.lend(self) as runner:
-            yield runner
+    def lend(self) -> AbstractContextManager[BatchRunner | None]:
+        return self._shared.lend(self)
 
 
 class _InTurn:
