@@ -16,10 +16,11 @@ size_t query_bytes(const AttentionPlan& plan) {
   return round_up(kMaxDecodeTokens * plan.shape.heads.q_dim() * sizeof(float), kAlignment);
 }
 
-size_t row_bytes(const AttentionPlan& plan) {
-  return query_bytes(plan) +
-         round_up(kMaxDecodeTokens * plan.shape.heads.out_dim() * sizeof(float), kAlignment);
+size_t out_bytes(const AttentionPlan& plan) {
+  return round_up(kMaxDecodeTokens * plan.shape.heads.out_dim() * sizeof(float), kAlignment);
 }
+
+size_t row_bytes(const AttentionPlan& plan) { return query_bytes(plan) + 2 * out_bytes(plan); }
 
 }  // namespace
 
@@ -28,6 +29,13 @@ void AttentionError::add_row(const float* sparse, const float* exact, size_t n) 
     const double value = exact[i], missing = sparse[i] - value;
     difference += missing * missing;
     dense += value * value;
+  }
+}
+
+void AttentionError::subtract_row(const float* rounded, const float* exact, size_t n) {
+  for (size_t i = 0; i < n; ++i) {
+    const double error = rounded[i] - static_cast<double>(exact[i]);
+    difference -= error * error;
   }
 }
 
@@ -48,22 +56,29 @@ ErrorSample::ErrorSample(const AttentionPlan& plan, uint8_t* scratch, size_t n_t
     : plan_(plan),
       q_(reinterpret_cast<float*>(scratch)),
       out_(reinterpret_cast<float*>(scratch + query_bytes(plan))),
-      attention_(plan, scratch + row_bytes(plan), n_threads) {}
+      rounded_out_(reinterpret_cast<float*>(scratch + query_bytes(plan) + out_bytes(plan))),
+      attention_(plan, scratch + row_bytes(plan), n_threads),
+      rounded_(plan, kMaxDecodeTokens, scratch + row_bytes(plan), n_threads) {}
 
 size_t ErrorSample::scratch_bytes(const AttentionPlan& plan, size_t n_threads) {
-  return row_bytes(plan) + DecodeAttention::scratch_bytes(plan, n_threads);
+  const size_t rounded =
+      plan.sizes.is_int8 ? RoundedRows::scratch_bytes(plan, kMaxDecodeTokens, n_threads) : 0;
+  return row_bytes(plan) + std::max(DecodeAttention::scratch_bytes(plan, n_threads), rounded);
 }
 
 void ErrorSample::measure(MatView<const float> q, const LayerKv& kv, size_t first_position,
-                          MatView<const float> out, const SampledRows& rows, AttentionError* errors) {
+                          MatView<const float> out, const SampledRows& rows, bool without_rounding,
+                          Span<AttentionError> errors) {
+  std::fill_n(errors.data, errors.size, AttentionError{});
   const AttentionHeads& heads = plan_.shape.heads;
   const size_t width = plan_.shape.set_heads() * heads.value_dim;
   for (size_t first = 0; first < rows.size(); first += kMaxDecodeTokens) {
     const size_t n = std::min(kMaxDecodeTokens, rows.size() - first);
     const MatView<float> queries{q_, n, heads.q_dim(), heads.q_dim()};
     const MatView<float> dense{out_, n, heads.out_dim(), heads.out_dim()};
+    size_t positions[kMaxDecodeTokens];
     for (size_t i = 0; i < n; ++i) {
-      const size_t row = rows[first + i], position = first_position + row;
+      const size_t row = rows[first + i], position = positions[i] = first_position + row;
       std::copy_n(q.row(row), heads.q_dim(), queries.row(i));
       for (size_t head = 0; head < heads.n_kv_heads; ++head) {
         attention_.set_memory(i, head, MemorySet::all_of({0, position}), position, kv);
@@ -75,6 +90,21 @@ void ErrorSample::measure(MatView<const float> q, const LayerKv& kv, size_t firs
       for (size_t set = 0; set < plan_.shape.n_sets(); ++set) {
         errors[set].add_row(sparse + set * width, exact + set * width, width);
       }
+    }
+    if (without_rounding) subtract_rounding(n, positions, kv, errors);
+  }
+}
+
+// A sparse output errs by its own rounding, which is as large in the mean (docs/quality.md, "The guard").
+void ErrorSample::subtract_rounding(size_t n, const size_t* positions, const LayerKv& kv,
+                                    Span<AttentionError> errors) {
+  const AttentionHeads& heads = plan_.shape.heads;
+  const size_t width = plan_.shape.set_heads() * heads.value_dim, stride = heads.out_dim();
+  rounded_.run({q_, n, heads.q_dim(), heads.q_dim()}, positions, kv, {rounded_out_, n, stride, stride});
+  for (size_t i = 0; i < n; ++i) {
+    for (size_t set = 0; set < plan_.shape.n_sets(); ++set) {
+      const size_t first = i * stride + set * width;
+      errors[set].subtract_row(rounded_out_ + first, out_ + first, width);
     }
   }
 }

@@ -1,11 +1,14 @@
 // What a sparse attention costs, measured while it runs: a few queries of a call also read everything.
 #pragma once
 
+#include <algorithm>
+
 #include "base/arena.h"
 #include "base/kv_rows.h"
 #include "base/mat_view.h"
 #include "ops/attention_plan.h"
 #include "ops/decode_attention.h"
+#include "ops/rounded_rows.h"
 
 namespace edgeh2o {
 
@@ -14,9 +17,11 @@ namespace edgeh2o {
 struct AttentionError {
   double difference = 0.0, dense = 0.0;
 
-  double relative() const { return dense > 0.0 ? difference / dense : 0.0; }
+  double relative() const { return dense > 0.0 ? std::max(difference, 0.0) / dense : 0.0; }
   // A row of n numbers.
   void add_row(const float* sparse, const float* exact, size_t n);
+  // Less what the row differs by if it reads everything, but in products of 8 bits.
+  void subtract_row(const float* rounded, const float* exact, size_t n);
   AttentionError& operator+=(const AttentionError& other) {
     difference += other.difference;
     dense += other.dense;
@@ -45,16 +50,22 @@ class ErrorSample {
   ErrorSample(const AttentionPlan& plan, uint8_t* scratch, size_t n_threads);
   static size_t scratch_bytes(const AttentionPlan& plan, size_t n_threads);
 
-  // Adds to `errors`, one of every memory set, those of some rows of a call that gave `out`
-  // [n_tokens][out_dim]. q, first_position, kv: as for ChunkedAttention::run.
+  // The errors, one of every memory set, of some rows of a call that gave `out` [n_tokens][out_dim]. q,
+  // first_position, kv: as for ChunkedAttention::run. Of a plan with products in 8 bits they hold what these
+  // round, unless that is left out.
   void measure(MatView<const float> q, const LayerKv& kv, size_t first_position, MatView<const float> out,
-               const SampledRows& rows, AttentionError* errors);
+               const SampledRows& rows, bool without_rounding, Span<AttentionError> errors);
 
  private:
+  // Takes off what the first n of q_ differ by when everything is read in products of 8 bits.
+  void subtract_rounding(size_t n, const size_t* positions, const LayerKv& kv, Span<AttentionError> errors);
+
   const AttentionPlan& plan_;
-  float* q_;    // [kMaxDecodeTokens][q_dim] queries, which lie apart in the call
-  float* out_;  // [kMaxDecodeTokens][out_dim]
+  float* q_;                   // [kMaxDecodeTokens][q_dim] queries, which lie apart in the call
+  float *out_, *rounded_out_;  // [kMaxDecodeTokens][out_dim]
+  // On the same scratch, one after the other.
   DecodeAttention attention_;
+  RoundedRows rounded_;
 };
 
 }  // namespace edgeh2o

@@ -29,6 +29,12 @@ AttentionShape attention_shape(const LayerKeeps& layer, const SequenceShape& sha
   return result;
 }
 
+AttentionError sum_of(const std::vector<AttentionError>& errors) {
+  AttentionError sum;
+  for (const AttentionError& error : errors) sum += error;
+  return sum;
+}
+
 bool are_equal(const AttentionHeads& a, const AttentionHeads& b) {
   return a.n_heads == b.n_heads && a.n_kv_heads == b.n_kv_heads && a.key_dim == b.key_dim &&
          a.value_dim == b.value_dim && a.values_are_keys == b.values_are_keys && a.scale == b.scale &&
@@ -331,10 +337,15 @@ uint64_t Sequence::attend_guarded(size_t layer, MatView<const float> q, PromptEn
     return run(everything, nullptr);
   }
   uint64_t n_pairs = run(0, reads.data());
-  errors_.assign(reads.size(), {});
-  ErrorSample(plan, scratch, n_threads)
-      .measure(q, kv, first, {out.data, out.rows, out.cols, out.stride},
-               sampled_rows(layer, first, q.rows, end), errors_.data());
+  errors_.resize(reads.size());
+  const auto measure = [&](bool without_rounding) {
+    const SampledRows rows = sampled_rows(layer, first, q.rows, end);
+    ErrorSample(plan, scratch, n_threads)
+        .measure(q, kv, first, {out.data, out.rows, out.cols, out.stride}, rows, without_rounding,
+                 {errors_.data(), errors_.size()});
+  };
+  measure(false);
+  if (plan.sizes.is_int8 && exceeds(layer, sum_of(errors_))) measure(true);
   choose_again(layer);
   if (std::all_of(again_.begin(), again_.end(), is_all)) {
     n_pairs += run(everything, nullptr);
@@ -356,16 +367,11 @@ SampledRows Sequence::sampled_rows(size_t layer, size_t first, size_t n, PromptE
 
 // By errors_: the fewest sets without which the layer's error is within its limit.
 void Sequence::choose_again(size_t layer) {
-  const auto sum = [&] {
-    AttentionError left;
-    for (size_t set = 0; set < errors_.size(); ++set) left += errors_[set];
-    return left;
-  };
   Layer& state = layers_[layer];
   again_.assign(errors_.size(), SetReads::kNone);
   n_dense_reads_ += static_cast<size_t>(std::count(state.reads.begin(), state.reads.end(), SetReads::kAll));
-  AttentionError left = sum();
-  for (; exceeds(layer, left); left = sum()) {
+  AttentionError left = sum_of(errors_);
+  for (; exceeds(layer, left); left = sum_of(errors_)) {
     const auto worst = std::max_element(errors_.begin(), errors_.end(), [](const auto& a, const auto& b) {
       return a.difference < b.difference;
     });

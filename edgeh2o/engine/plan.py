@@ -199,7 +199,7 @@ class RunPlan:
 
     def rounding_for(self, n_tokens: int) -> RunPlan:
         """The same with the precision of a prompt so long."""
-        precision = self.precisions.choose(self.attention, n_tokens, self._error_percent)
+        precision = self.precisions.choose(self.attention, n_tokens)
         return self if precision == self.precision else replace(self, precision=precision)
 
     def _with_budget(self, budget: int) -> RunPlan:

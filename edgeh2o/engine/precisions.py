@@ -11,9 +11,6 @@ from ..model_config import DecoderConfig, ModelConfig
 
 # Shorter prompts wait for their weights: 512 tokens of SmolLM2-135M take as long in 8 bits.
 MIN_ROUNDED_TOKENS = 1024
-# Percent. What rounding to 8 bits adds to an output is 1.4 % of its norm (SmolLM2-135M; 2.2 % in
-# the worst layer), and the guard cannot tell it from what a sparse attention leaves out.
-MIN_ROUNDED_ERROR = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +44,10 @@ class AttentionPrecisions:
         """Whether there are products in 8 bits, and no precision was asked for."""
         return self.rounded != self.exact
 
-    def choose(
-        self,
-        attention: SparseAttentionConfig,
-        n_tokens: int,
-        error_percent: float | None,
-    ) -> str:
+    def choose(self, attention: SparseAttentionConfig, n_tokens: int) -> str:
         """The precision for a prompt of ``n_tokens``.
 
-        Long ones are rounded by an ``attention`` of whose model it is known that this is harmless,
-        where everything is read, or the guard has no limit (``error_percent`` is None) or one far
-        above what rounding adds to the error.
+        Long ones are rounded by an ``attention`` of whose model it is known that this is harmless.
         """
-        if n_tokens < MIN_ROUNDED_TOKENS or not attention.may_round_products:
-            return self.exact
-        is_harmless = error_percent is None or error_percent >= MIN_ROUNDED_ERROR
-        return self.rounded if is_harmless or attention.reads_all else self.exact
+        is_rounded = n_tokens >= MIN_ROUNDED_TOKENS and attention.may_round_products
+        return self.rounded if is_rounded else self.exact

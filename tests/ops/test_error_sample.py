@@ -30,6 +30,7 @@ def make_attention(
     n_layers: int = N_LAYERS,
     policy: _core.SparsePolicy | None = None,
     threads: int | None = None,
+    precision: str = "f32",
 ) -> _core.ChunkedAttention:
     return _core.ChunkedAttention(
         policy or make_policy(),
@@ -44,6 +45,7 @@ def make_attention(
         checked_rows=checked_rows,
         error_limit=error_limit,
         threads=threads,
+        precision=precision,
     )
 
 
@@ -123,6 +125,53 @@ def test_the_sample_does_not_depend_on_threads() -> None:
         run(attention, 1)
         sums.append(attention.error_sums)
     np.testing.assert_array_equal(*sums)
+
+
+def needs_int8() -> None:
+    if "int8" not in _core.attention_precisions():
+        pytest.skip("this instruction set has no products in 8 bits")
+
+
+@pytest.mark.parametrize("by_query_head", [False, True])
+@pytest.mark.parametrize("n_rows", [16, 1000])
+def test_what_is_rounded_is_not_taken_for_missing(n_rows: int, by_query_head: bool) -> None:
+    """Nothing is missing where budgets hold everything, though outputs differ from exact ones."""
+    needs_int8()
+    n_sets = N_LAYERS * (SHAPE.n_heads if by_query_head else SHAPE.n_kv_heads)
+    limit, errors = math.inf, []
+    for _ in range(2):
+        policy = _core.headwise_policy([N_TOKENS] * n_sets, by_query_head=by_query_head)
+        attention = make_attention(n_rows, policy=policy, precision="int8", error_limit=limit)
+        attention.begin_call()
+        for layer in range(2):  # the last one has another limit
+            run(attention, layer)
+        assert attention.n_dense_reads == 0
+        errors.append(attention.error_sums[:2, 0] / attention.error_sums[:2, 1])
+        limit = 0.5 * errors[0].min()
+    assert (errors[0] > 1e-4).all()
+    assert (abs(errors[1]) < 0.1 * errors[0]).all()
+
+
+def test_what_is_missing_shows_beneath_what_is_rounded() -> None:
+    """Where a layer is above its limit; below it both count, which takes less time."""
+    needs_int8()
+
+    def measure(precision: str, layer: int, limit: float) -> tuple[float, int]:
+        attention = make_attention(
+            1000, policy=_core.h2o_policy(140, 60), precision=precision, error_limit=limit
+        )
+        attention.begin_call()
+        run(attention, layer)
+        difference, dense = attention.error_sums[layer]
+        return difference / dense, attention.n_dense_reads
+
+    for layer in range(2):  # the last one has another limit
+        exact, both = (measure(name, layer, math.inf)[0] for name in ("f32", "int8"))
+        assert exact < 0.95 * both
+        found, n_dense = measure("int8", layer, (exact + both) / 2)
+        assert found == pytest.approx(exact, rel=0.02)
+        assert n_dense == 0
+        assert measure("int8", layer, 0.7 * exact)[1] > 0
 
 
 def test_nothing_is_measured_where_everything_is_read() -> None:
