@@ -143,6 +143,7 @@ void ChunkedAttention::run_phase_2(const Call& call, size_t chunk_idx) {
   const SetWork* sets = buffers_.sets;
   const size_t *const first_set = buffers_.order, *const end_set = first_set + n_read_;
   for_each_set([&](size_t set) { advance_set(call, chunk_idx, set); });
+  plan_round(call);
   order_sets();
   const PositionRange chunk = call.plan.chunk(chunk_idx);
   if (call.window == 0) {
@@ -169,7 +170,22 @@ void ChunkedAttention::run_phase_2(const Call& call, size_t chunk_idx) {
       });
     });
     if (std::all_of(first_set, end_set, [&](size_t set) { return sets[set].is_last_round; })) return;
-    for (const size_t* set = first_set; set < end_set; ++set) rounds_.plan_next(*set, call.kv, call.plan);
+    plan_round(call);
+  }
+}
+
+// What the sets attend to next. Query heads of a KV head that read the same range share its panels.
+void ChunkedAttention::plan_round(const Call& call) const {
+  for (size_t set = 0; set < n_sets_; ++set) {
+    if (reads_of(call, set) == SetReads::kNone) continue;
+    size_t first = shape_.kv_head_of(set) * heads_.group_size() / set_heads_;
+    while (first < set && (reads_of(call, first) == SetReads::kNone || !rounds_.read_alike(first, set)))
+      ++first;
+    if (first < set) {
+      rounds_.share_round(first, set);
+    } else {
+      rounds_.plan_next(set, call.kv, call.plan);
+    }
   }
 }
 
@@ -199,7 +215,6 @@ void ChunkedAttention::advance_set(const Call& call, size_t chunk_idx, size_t se
   EH2O_DASSERT(memory.is_valid(chunk.begin) && memory.synthetic.count <= needs_.max_synthetic);
   EH2O_DASSERT(!is_scored(call, set) || memory.n_positions() <= needs_.max_scored_memory);
   rounds_.begin(set, memory, first_seen(chunk.begin, call.window), is_scored(call, set));
-  rounds_.plan_next(set, call.kv, call.plan);
 }
 
 bool ChunkedAttention::is_scored(const Call& call, size_t set) const {

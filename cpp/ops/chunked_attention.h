@@ -103,6 +103,7 @@ class ChunkedAttention {
   void run_part(const Call& call);
   void run_phase_1(const Call& call, size_t n_chunks) const;
   void run_phase_2(const Call& call, size_t chunk_idx);
+  void plan_round(const Call& call) const;
   MemorySet select_memory(const Call& call, PositionRange chunk, size_t set) const;
   void advance_set(const Call& call, size_t chunk_idx, size_t set);
   void order_sets() const;

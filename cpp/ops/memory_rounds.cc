@@ -84,6 +84,26 @@ void MemoryRounds::plan_next(size_t set, const LayerKv& kv, const ChunkPlan& pla
   work.is_last_round = true;
 }
 
+bool MemoryRounds::read_alike(size_t a, size_t b) const {
+  const SetWork &x = buffers_.sets[a], &y = buffers_.sets[b];
+  const auto is_plain = [](const SetWork& work) {
+    return work.memory.positions == nullptr && work.memory.synthetic.count == 0 && !work.is_scored;
+  };
+  return is_plain(x) && is_plain(y) && x.first_seen == y.first_seen &&
+         x.memory.range.begin == y.memory.range.begin && x.memory.range.end == y.memory.range.end;
+}
+
+void MemoryRounds::share_round(size_t from, size_t set) const {
+  const SetWork& planned = buffers_.sets[from];
+  SetWork& work = buffers_.sets[set];
+  std::copy_n(planned.pieces, planned.n_pieces, work.pieces);
+  work.n_pieces = planned.n_pieces;
+  work.n_jobs = 0;
+  work.next = planned.next;
+  work.is_last_round = planned.is_last_round;
+  work.is_over = planned.is_over;
+}
+
 void MemoryRounds::gather() const {
   const size_t n_blocks = ceil_div(sizes_.gather_keys, kPackKeys);
   parallel_for(shape_.n_sets() * n_blocks, [&](size_t task, size_t) {

@@ -22,6 +22,11 @@ class MemoryRounds {
   // Fills pieces and jobs of the next round. A scored set comes whole, positions first: one piece.
   void plan_next(size_t set, const LayerKv& kv, const ChunkPlan& plan) const;
 
+  // Whether two sets of a KV head attend to the same range and nothing else, unscored.
+  bool read_alike(size_t a, size_t b) const;
+  // Of such sets, what plan_next gave the first one is the next round of another too.
+  void share_round(size_t from, size_t set) const;
+
   // Runs the jobs of all sets, in parallel.
   void gather() const;
 
