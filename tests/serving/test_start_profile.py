@@ -41,7 +41,10 @@ def refine(fingerprint: str) -> None:
     write_table(other, profile_path(fingerprint))
 
 
-def test_answers_are_the_same_after_other_long_prompts(serving_model: Path) -> None:
+def test_answers_are_the_same_after_other_long_prompts(
+    serving_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(payoff, "LEAST_SAVING", -math.inf)  # sparse always pays
     unguarded = PrefillConfig(max_error=1000.0)
     with open_engine(serving_model, prefill=unguarded, prefix_ram_bytes=0) as engine:
         attention = engine.pool.plan.report()["attention"]
