@@ -30,6 +30,7 @@ from edgeh2o.attention.head_budgets import NO_TABLE
 from edgeh2o.attention.kept_profiles import PROFILE_TOKENS, merge_profiles
 from edgeh2o.cli.evaluation_options import list_of
 from edgeh2o.config import RuntimeConfig
+from edgeh2o.engine.memory_fit import start_runner
 from edgeh2o.engine.payoff import choose_reading
 from edgeh2o.engine.plan import RunPlan
 from edgeh2o.engine.profile import PromptProfiler
@@ -106,7 +107,7 @@ class FirstPrompt:
         """Nothing is known of the model."""
         self._cache.plan, self._cache.running = self._known, self._plan
         self._cache.runner = None  # it may have gone on in other products
-        self._cache.runner = self._plan.start_runner(self._llm.model, self._context, all_rows=True)
+        self._cache.runner = start_runner(self._plan, self._llm.model, self._context, all_rows=True)
 
     def prefill(self, tokens: Window, *, is_last: bool) -> NDArray[np.float32] | None:
         runner, cache = cast("Any", self._cache.runner), self._cache
@@ -154,7 +155,7 @@ def measure_windows(model: Path, args: argparse.Namespace) -> Iterator[Loss]:
         chosen = choose_reading(llm._session.plan, llm.model, args.ctx)
         if chosen.attention.reads_all:  # else it is what they are read by anyhow
             first = FirstPrompt(llm, args.ctx, by_default=True)
-            second = chosen.start_runner(llm.model, args.ctx, all_rows=True)
+            second = start_runner(chosen, llm.model, args.ctx, all_rows=True)
             runners |= {f"{FIRST} by default": first, f"{SECOND} by default": second}
         yield from compare(llm, runners, args)
         if args.onnx is not None:

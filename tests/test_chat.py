@@ -12,7 +12,7 @@ import pytest
 from edgeh2o.attention.dense import DenseConfig
 from edgeh2o.attention.h2o import H2OConfig
 from edgeh2o.config import PrefillConfig, SamplingParams
-from edgeh2o.engine import plan
+from edgeh2o.engine import context_size
 from edgeh2o.errors import FormatError, UsageError
 from edgeh2o.llm import LLM
 from tests.tiny_models import TinyModelFactory
@@ -104,14 +104,14 @@ def test_going_on_equals_reading_at_once_when_attention_is_dense(model: Path) ->
 def test_a_long_conversation_moves_to_a_longer_context(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "MIN_DEFAULT_CONTEXT", 64)
-    monkeypatch.setattr(plan, "CONTEXT_STEP", 16)
+    monkeypatch.setattr(context_size, "MIN_DEFAULT_CONTEXT", 64)
+    monkeypatch.setattr(context_size, "CONTEXT_STEP", 16)
     start = [1 + i % 300 for i in range(60)]
     results = []
-    for context_size in (None, 200):
+    for asked_for in (None, 200):
         with LLM(
             model,
-            context_size=context_size,
+            context_size=asked_for,
             prefill=SMALL_CHUNKS,
             attention=H2OConfig(local=2, heavy=3),
         ) as llm:

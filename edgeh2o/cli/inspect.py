@@ -276,7 +276,7 @@ def _describe_memory(
     available: int | None = None,
 ) -> dict[str, Any]:
     """Of the host's memory, or of ``available`` bytes of a GPU."""
-    from ..engine.memory_fit import find_largest_context, find_room
+    from ..engine.memory_fit import find_largest_context, find_room, session_sizes
     from ..engine.opening import import_answering
     from ..host import memory
 
@@ -294,6 +294,6 @@ def _describe_memory(
         "total": weights + sum(parts.values()),
         "available": memory.available_bytes() if available is None else available,
         "largest_context_that_fits": find_largest_context(
-            most, plan.for_length(most).session_sizes(plan.shape(most), estimate), room
+            most, session_sizes(plan.for_length(most), plan.shape(most), estimate), room
         ),
     }

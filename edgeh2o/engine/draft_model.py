@@ -12,6 +12,7 @@ from ..errors import UsageError
 from ..model_config import ModelConfig
 from ..runners.base import use_small_pages
 from .drafting import why_single_tokens
+from .memory_fit import start_runner
 
 if TYPE_CHECKING:
     from ..runners.base import BatchRunner
@@ -99,7 +100,7 @@ class DraftModel:
         needed = self._choose_context(context)
         if self._runner is None or self._runner.max_context < needed:
             self._runner = None  # freed before the next one is allocated
-            self._runner = cast("BatchRunner", self._plan.start_runner(self._model, needed))
+            self._runner = cast("BatchRunner", start_runner(self._plan, self._model, needed))
             use_small_pages(self._runner)  # it may never read as much
         return self
 

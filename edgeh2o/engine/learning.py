@@ -11,7 +11,7 @@ from ..attention.budget_table import BudgetTable
 from ..attention.head_budgets import PROFILE_POINTS, TOO_SHORT, UNKNOWN, keys_per_query
 from ..attention.kept_profiles import MIN_PROMPT, PROFILE_TOKENS, keep_profile
 from ..model_config import DecoderConfig
-from .memory_fit import find_room, require_fit
+from .memory_fit import find_room, host_sizes, require_fit
 from .payoff import choose_reading
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def measure_profile(
     from .profile import profile_prompt, profile_shape
 
     shape = profile_shape(plan.threads)
-    sizes = plan.reading_all().host_sizes(shape, model.estimate_session_bytes)
+    sizes = host_sizes(plan.reading_all(), shape, model.estimate_session_bytes)
     require_fit(shape.max_context, sizes, find_room(plan.threads))
     return profile_prompt(model, token_ids, threads=plan.threads)
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
 from bisect import bisect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ..attention.base import SparseAttentionConfig
 from ..errors import ResourceError
 from ..host import memory
+from ..rope_config import ROPE_OF_FILE
 from ..runners.base import SessionShape
+from .context_size import CONTEXT_STEP, least_context
 
-# Contexts that nobody asked for are a multiple of it.
-CONTEXT_STEP = 256
+if TYPE_CHECKING:
+    from ..runners.base import Runner
+    from .models import LoadedModel, ModelFile
+    from .plan import RunPlan
+
 # Left to the interpreter and its libraries when memory is counted, and the rest of it for a context
 # that was checked when the weights were loaded: part of it may be in use since.
 RESERVE_BYTES = 64 * 2**20
@@ -23,7 +31,67 @@ SessionEstimate = Callable[[SparseAttentionConfig, SessionShape], Mapping[str, i
 SessionSizes = Callable[[int], Mapping[str, int]]
 
 
-def with_draft(estimate: SessionEstimate, draft_session: Callable[[int], int]) -> SessionEstimate:
+def check_load(
+    plan: RunPlan, file: ModelFile, draft_session: Callable[[int], int] | None = None
+) -> None:
+    """Raises ResourceError if weights and the least context do not fit in memory.
+
+    ``draft_session`` says what that of a draft model takes besides, by its context. Warns when the
+    context asked for is longer than what the model was trained on.
+    """
+    weight_bytes = 0 if plan.has_device_memory else file.n_weight_bytes
+    room = find_room(plan.threads, weight_bytes, file.n_mapped_bytes)
+    estimate: SessionEstimate = file.estimate_session_bytes
+    if draft_session is not None:
+        estimate = _with_draft(estimate, draft_session)
+    context = least_context(plan)
+    sizes = host_sizes(plan.for_length(context), plan.shape(context), estimate)
+    require_fit(context, sizes, room, weight_bytes=weight_bytes)
+    trained = plan.config.context_length
+    if (plan.context_size or 0) > trained:
+        warnings.warn(
+            f"a context of {plan.context_size} is longer than the {trained} positions that "
+            "the model was trained on; expect poor answers beyond them"
+            + ("" if plan.rope != ROPE_OF_FILE else "; --rope-scaling yarn helps"),
+            stacklevel=3,
+        )
+
+
+def start_runner(
+    plan: RunPlan, model: LoadedModel, context: int, *, all_rows: bool = False
+) -> Runner:
+    """A runner with room for ``context`` tokens. Raises ResourceError if it does not fit."""
+    shape = plan.shape(context, all_rows=all_rows)
+    check_start(plan, model, shape)
+    return model.start_session(plan.attention, shape)
+
+
+def check_start(
+    plan: RunPlan, model: LoadedModel, shape: SessionShape, freed_bytes: int = 0
+) -> None:
+    """Raises ResourceError if a runner does not fit, once ``freed_bytes`` more are free."""
+    context = shape.max_context
+    is_checked = plan.context_size is not None and context == least_context(plan)
+    room = find_room(plan.threads, is_checked=is_checked) + freed_bytes
+    require_fit(context, host_sizes(plan, shape, model.estimate_session_bytes), room)
+
+
+def host_sizes(plan: RunPlan, shape: SessionShape, estimate: SessionEstimate) -> SessionSizes:
+    """As ``session_sizes``, of the host's memory alone."""
+    return session_sizes(plan, shape, _of_host(estimate) if plan.has_device_memory else estimate)
+
+
+def session_sizes(plan: RunPlan, shape: SessionShape, estimate: SessionEstimate) -> SessionSizes:
+    """What sessions of ``shape`` take, those of other lengths by their budgets."""
+
+    def sizes(context: int) -> Mapping[str, int]:
+        chosen = plan if context == shape.max_context else plan.for_length(context)
+        return estimate(chosen.attention, replace(shape, max_context=context))
+
+    return sizes
+
+
+def _with_draft(estimate: SessionEstimate, draft_session: Callable[[int], int]) -> SessionEstimate:
     """What a session and that of its draft model take."""
     return lambda attention, shape: {
         **estimate(attention, shape),
@@ -31,7 +99,7 @@ def with_draft(estimate: SessionEstimate, draft_session: Callable[[int], int]) -
     }
 
 
-def of_host(estimate: SessionEstimate) -> SessionEstimate:
+def _of_host(estimate: SessionEstimate) -> SessionEstimate:
     """What a session on a GPU takes of the host; its model checks what it takes of the GPU."""
     from ..runners.cuda import on_host
 

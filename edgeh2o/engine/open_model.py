@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from .memory_fit import start_runner
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -108,7 +110,7 @@ class OpenModel:
         if is_rounded is not None:
             names = plan.precisions
             plan = replace(plan, precision=names.rounded if is_rounded else names.exact)
-        return plan.start_runner(self.model, n_positions, all_rows=all_rows)
+        return start_runner(plan, self.model, n_positions, all_rows=all_rows)
 
     def _plan_for(
         self,

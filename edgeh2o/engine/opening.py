@@ -21,6 +21,7 @@ from ..errors import ResourceError, UsageError
 from ..formats.model_cache import resolve_model
 from ..host import memory
 from ..rope_config import ROPE_OF_FILE, RopeConfig
+from .memory_fit import check_load
 from .plan import OPEN_BATCH_TOKENS, RunPlan, fit_chunks
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ def load_session(
         plan = RunPlan.of(file.config, attention, prefill, runtime, **place)
         import_answering()
         draft = None if runtime.draft is None else _load_draft(runtime.draft, runtime, file, plan)
-        plan.check_load(file, None if draft is None else draft.estimate_session_bytes)
+        check_load(plan, file, None if draft is None else draft.estimate_session_bytes)
         _core.set_num_threads(plan.threads)  # of the packing; sessions have theirs
 
         def prepare() -> None:
@@ -212,7 +213,7 @@ def _load_draft(model: str, runtime: RuntimeConfig, target: ModelFile, plan: Run
             file.config, HeadwiseConfig(), PrefillConfig(batch_size=OPEN_BATCH_TOKENS), own
         )
         try:
-            draft_plan.check_load(file)
+            check_load(draft_plan, file)
         except ResourceError as error:
             raise ResourceError(f"the draft model {path}: {error}") from None
         _core.set_num_threads(draft_plan.threads)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from ..config import EVICT_WHEN_FULL, SamplingParams
 from ..errors import UsageError
 from ..runners.base import Runner, RunnerState, n_evicted, use_small_pages
+from .context_size import choose_context, rotate_alike
 from .learning import may_learn
+from .memory_fit import check_start, start_runner
 from .payoff import choose_reading
 from .transcript import count_common
 
@@ -68,11 +70,6 @@ class PromptCache:
         self._model = self.runner = None
 
     @property
-    def fingerprint(self) -> Mapping[str, Any]:
-        """Of the model and how it read what the runner holds."""
-        return self.running.fingerprint(self.model)
-
-    @property
     def has_open_prompt(self) -> bool:
         """Whether there is something to go on from: a prompt, or its beginning up to a mark."""
         runner = self.runner
@@ -95,7 +92,7 @@ class PromptCache:
         ``goes_on`` past the context needs no room for all of it. Raises UsageError for one that is
         too long.
         """
-        context = self.plan.choose_context(n_prompt, max_tokens, goes_on=goes_on)
+        context = choose_context(self.plan, n_prompt, max_tokens, goes_on=goes_on)
         if plan is not None:
             return plan.rounding_for(context), context
         length = context if stays_open else min(n_prompt, context)
@@ -118,14 +115,14 @@ class PromptCache:
         else:
             if self.runner is not None:
                 freed = sum(self.runner.memory_bytes.values())
-                plan.check_start(self.model, plan.shape(context), freed)
+                check_start(plan, self.model, plan.shape(context), freed)
             self.runner = None  # freed before the next one is allocated
             self.running = plan
             self.runner = self._start_runner(plan, context, n_prompt)
         return self.runner
 
     def _start_runner(self, plan: RunPlan, context: int, n_tokens: int) -> Runner:
-        runner = plan.start_runner(self.model, context)
+        runner = start_runner(plan, self.model, context)
         if n_tokens < LEAST_FILLED * context:
             use_small_pages(runner)
         return runner
@@ -133,7 +130,7 @@ class PromptCache:
     def _holds(self, context: int) -> bool:
         """Whether the runner has room for so many positions, and counts them alike."""
         length = 0 if self.runner is None else self.runner.max_context
-        return length >= context and self.plan.rotates_alike(length, context)
+        return length >= context and rotate_alike(self.plan.config, length, context)
 
     def choose_start(
         self, prompt: Sequence[int], sampling: SamplingParams, *, keep_cache: bool
@@ -146,7 +143,7 @@ class PromptCache:
         """
         goes_on, n_prompt = sampling.context_full == EVICT_WHEN_FULL, len(prompt)
         if keep_cache:
-            needed = self.running.choose_context(n_prompt, sampling.max_tokens, goes_on=goes_on)
+            needed = choose_context(self.running, n_prompt, sampling.max_tokens, goes_on=goes_on)
             n_kept = self._count_kept(prompt, needed, goes_on=goes_on)
             if n_kept:
                 held = self.runner.max_context if self.runner else 0
@@ -201,7 +198,7 @@ class PromptCache:
         In a context so long, for which the cache may have to grow.
         """
         length = context if self.runner is None else self.runner.max_context
-        return self.plan.rotates_alike(length, context) and self.plan.may_go_on_by(
+        return rotate_alike(self.plan.config, length, context) and self.plan.may_go_on_by(
             self.running, n_kept, n_prompt, context
         )
 
@@ -215,7 +212,7 @@ class PromptCache:
         trained = self.running.config.context_length
         # Twice as long, lest a chat moves at every turn.
         context = max(needed, min(trained, 2 * old.max_context))
-        if not self.running.rotates_alike(context, needed):
+        if not rotate_alike(self.running.config, context, needed):
             context = needed
         runner = self._start_runner(self.running, context, n_kept)
         old.rewind(n_kept)
@@ -229,7 +226,7 @@ class PromptCache:
         ResourceError for what does not fit in memory, ValueError for runners without ``copy_from``.
         """
         source, self.runner = other.runner, None
-        runner = other.running.start_runner(self.model, context)
+        runner = start_runner(other.running, self.model, context)
         copy = getattr(runner, "copy_from", None)
         if copy is None or source is None:
             raise ValueError("these runners cannot be copied")

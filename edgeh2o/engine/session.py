@@ -16,10 +16,12 @@ from ..errors import FormatError, ResourceError, UsageError
 from ..option_fields import require_flag
 from ..runners.base import Runner, RunnerState, n_evicted
 from .access import ExclusiveAccess, GenerationStream
+from .context_size import choose_context
 from .generate import Generation
 from .learning import Learner, describe_knowledge, may_learn, measure_profile
 from .prompt_cache import PromptCache, Start
 from .request_checks import check_request
+from .saved_plan import fingerprint_of, plan_as_saved
 from .transcript import Transcript
 
 if TYPE_CHECKING:
@@ -64,7 +66,8 @@ class Session:
     def check_prompt(self, opening: Callable[[], Prompt], sampling: SamplingParams) -> None:
         """Raises what ``stream`` would for a prompt that is read whole; needs no weights."""
         goes_on = sampling.context_full == EVICT_WHEN_FULL
-        self.plan.choose_context(len(opening().encode()), sampling.max_tokens, goes_on=goes_on)
+        n_prompt = len(opening().encode())
+        choose_context(self.plan, n_prompt, sampling.max_tokens, goes_on=goes_on)
 
     def check_options(self, sampling: SamplingParams) -> None:
         """Raises what ``stream`` would for any prompt with these options. Needs the weights."""
@@ -321,7 +324,7 @@ class Session:
     @property
     def fingerprint(self) -> Mapping[str, Any]:
         """That of a session file which is made now."""
-        return self.cache.fingerprint
+        return fingerprint_of(self.cache.running, self.model)
 
     @property
     def has_open_prompt(self) -> bool:
@@ -373,7 +376,7 @@ class Session:
 
         with self.access.call(), ExitStack() as stack:
             plan, vocab_size = self._plan_of_file(path), self.plan.config.vocab_size
-            fingerprint = plan.fingerprint(self.model)
+            fingerprint = fingerprint_of(plan, self.model)
             saved = stack.enter_context(
                 open_session(path, fingerprint=fingerprint, vocab_size=vocab_size)
             )
@@ -408,10 +411,10 @@ class Session:
         from .session_file import check_session_file
 
         plan = self._plan_of_file(path)
-        check_session_file(path, plan.fingerprint(self.prompts.model))
+        check_session_file(path, fingerprint_of(plan, self.prompts.model))
 
     def _plan_of_file(self, path: Path) -> RunPlan:
         """How a saved session goes on: with the budgets that were looked up when it was made."""
         from .session_file import read_settings
 
-        return self.plan.holding(read_settings(path))
+        return plan_as_saved(self.plan, read_settings(path))

@@ -29,6 +29,7 @@ import numpy as np
 from ..errors import FormatError, ResourceError, UsageError
 from ..formats.atomic_file import replacing
 from ..runners.base import Runner, RunnerState
+from .context_size import choose_context, rotate_alike
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -139,15 +140,15 @@ def find_room(plan: RunPlan, path: Path, n_tokens: int, made_for: int) -> int:
 
     Such that its context rotates keys as that in which it was made. Raises UsageError.
     """
-    context = plan.choose_context(n_tokens, -1, goes_on=True)
+    context = choose_context(plan, n_tokens, -1, goes_on=True)
     if n_tokens > context:
         raise UsageError(
             f"the session file {path} holds {n_tokens} tokens and the context {context}; "
             f"use -c {n_tokens + 1} or more, or name another file with --session"
         )
     for room in (-1, max(0, made_for - n_tokens)):
-        held = plan.choose_context(n_tokens, room)
-        if n_tokens == 0 or plan.rotates_alike(held, made_for):
+        held = choose_context(plan, n_tokens, room)
+        if n_tokens == 0 or rotate_alike(plan.config, held, made_for):
             return room
     raise UsageError(
         f"the session file {path} was made in a context of {made_for} positions and this one "

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..engine.grammar import Grammar, compiler_of
 from ..engine.logits import LogitsProcessor, Penalties, ProcessorChain, TopLogProbabilities
 from ..engine.prompt import Prompt
+from ..engine.saved_plan import plan_of_fingerprint
 from .api_error import ApiError
 from .conversations import ConversationPool
 from .prefix_disk import PrefixDisk
@@ -117,7 +118,9 @@ class AnswerEngine:
         profile_at_start(opened)
         disk = None
         if prefix_disk is not None:
-            disk = PrefixDisk(*prefix_disk, partial(opened.plan.of_saved, model=opened.model))
+            disk = PrefixDisk(
+                *prefix_disk, partial(plan_of_fingerprint, opened.plan, model=opened.model)
+            )
         self.scheduler = Scheduler()
         self.pool = ConversationPool(opened, self.scheduler, ram_bytes=prefix_ram_bytes, disk=disk)
         self.tokenizer = opened.model.tokenizer

@@ -10,6 +10,8 @@ from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from ..engine.context_size import choose_context, rotate_alike
+from ..engine.memory_fit import check_start
 from ..engine.transcript import count_common
 from ..errors import EdgeH2OError, ResourceError
 from ..host import memory
@@ -154,7 +156,7 @@ class ConversationPool:
         n_tokens = len(ids)
         if n_tokens > self.context_limit:
             raise context_length_exceeded(n_tokens, self.context_limit)
-        context = self.plan.choose_context(n_tokens, max_tokens)
+        context = choose_context(self.plan, n_tokens, max_tokens)
         best, n_best, departs = None, 0, None
         for each in self._kept:
             n_usable, n_common = self._count_usable(each, prompt, n_question)
@@ -169,7 +171,7 @@ class ConversationPool:
                 grid,
                 at_least=n_best + LEAST_SAVING,
                 may_go_on=lambda file, n: (
-                    self.plan.rotates_alike(file.context, context)
+                    rotate_alike(self.plan.config, file.context, context)
                     and self.plan.may_go_on_by(file.plan, n, n_tokens, context)
                 ),
             )
@@ -240,7 +242,7 @@ class ConversationPool:
 
         None go for what would not fit without all of them.
         """
-        context = self.plan.choose_context(n_tokens, max_tokens)
+        context = choose_context(self.plan, n_tokens, max_tokens)
         self._check_room(n_tokens, max_tokens)
         kept = self._new(n_tokens)
         while True:
@@ -266,11 +268,11 @@ class ConversationPool:
         gone = [each.runner for each in self._kept if not each.is_busy]
         gone += [] if self._leaving is None else [self._leaving[0].runner]
         freed = sum(sum(runner.memory_bytes.values()) for runner in gone if runner is not None)
-        plan.check_start(self.model, plan.shape(context), freed)
+        check_start(plan, self.model, plan.shape(context), freed)
 
     def _new(self, n_tokens: int, spared: Conversation | None = None) -> Conversation:
         """A conversation without a runner; the ones used least lately go for its room."""
-        context = self.plan.choose_context(n_tokens, -1)
+        context = choose_context(self.plan, n_tokens, -1)
         shape, attention = self.plan.shape(context), self.plan.for_length(context).attention
         parts = self.model.estimate_session_bytes(attention, shape)
         needed = parts.get("kv_cache", 0) * n_tokens // shape.max_context + fixed_bytes(parts)

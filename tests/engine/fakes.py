@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeh2o.attention.base import SparseAttentionConfig
+from edgeh2o.attention.dense import DenseConfig
+from edgeh2o.config import PrefillConfig, RuntimeConfig
+from edgeh2o.engine.plan import RunPlan
 from edgeh2o.model_config import ModelConfig
 from edgeh2o.runners.base import OnLayer, SessionShape
 
@@ -166,3 +171,11 @@ class PieceDecoder:
     def finish(self) -> str:
         pending, self._pending = self._pending, b""
         return pending.decode("utf-8", errors="replace")
+
+
+def make_plan(
+    attention: SparseAttentionConfig | None = None, *, trained: int = 8192, **runtime: Any
+) -> RunPlan:
+    """Of a model that was trained on so many positions, by default with dense attention."""
+    config = replace(CONFIG, context_length=trained)
+    return RunPlan.of(config, attention or DenseConfig(), PrefillConfig(), RuntimeConfig(**runtime))

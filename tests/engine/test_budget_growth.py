@@ -17,9 +17,10 @@ from edgeh2o.attention.head_budgets import grow_budgets
 from edgeh2o.config import RuntimeConfig
 from edgeh2o.engine import payoff
 from edgeh2o.engine.calibration import LEVELS
-from edgeh2o.engine.memory_fit import find_largest_context
+from edgeh2o.engine.memory_fit import find_largest_context, session_sizes
 from edgeh2o.engine.payoff import choose_reading
 from edgeh2o.engine.plan import RunPlan
+from edgeh2o.engine.saved_plan import fingerprint_of, plan_of_fingerprint
 from edgeh2o.evaluation.reading import prefill_prompt
 from edgeh2o.runners.base import SessionShape
 from tests.budget_tables import harmless_table
@@ -194,17 +195,17 @@ def test_plans_of_files_are_those_of_the_table(path: Path, by_table: HeadwiseCon
         plan = plan_of(llm, by_table)
         for n_tokens in (100, LONG, 16384):
             longer = plan.for_length(n_tokens)
-            saved = json.loads(json.dumps(longer.fingerprint(llm.model)))
-            found = plan.of_saved(saved, llm.model)
+            saved = json.loads(json.dumps(fingerprint_of(longer, llm.model)))
+            found = plan_of_fingerprint(plan, saved, llm.model)
             assert found is not None and found.rounding_for(n_tokens) == longer
         for name, value in (("budget", LONG_BUDGET + 64), ("budget", "x"), ("local", 3)):
             other = {**saved, "attention": {**saved["attention"], name: value}}
-            assert plan.of_saved(other, llm.model) is None
-        assert plan.of_saved({**saved, "model": "x"}, llm.model) is None
-        assert plan.of_saved({}, llm.model) is None
+            assert plan_of_fingerprint(plan, other, llm.model) is None
+        assert plan_of_fingerprint(plan, {**saved, "model": "x"}, llm.model) is None
+        assert plan_of_fingerprint(plan, {}, llm.model) is None
         # Budgets that were asked for are no others'.
         asked_for = plan_of(llm, replace(by_table, budget=OWN))
-        assert asked_for.of_saved(saved, llm.model) is None
+        assert plan_of_fingerprint(asked_for, saved, llm.model) is None
 
 
 def test_the_largest_context_that_fits_has_its_own_budgets(
@@ -218,7 +219,7 @@ def test_the_largest_context_that_fits_has_its_own_budgets(
 
     with load(path) as llm:
         plan = plan_of(llm, by_table).for_length(16384)
-        sizes = plan.session_sizes(plan.shape(16384), estimate)
+        sizes = session_sizes(plan, plan.shape(16384), estimate)
         assert find_largest_context(16384, sizes, 9000) == 8960
         short = plan_of(llm, by_table)
         assert all(

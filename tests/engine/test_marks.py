@@ -18,7 +18,7 @@ from edgeh2o.attention.dense import DenseConfig
 from edgeh2o.attention.h2o import H2OConfig
 from edgeh2o.attention.headwise import HeadwiseConfig
 from edgeh2o.config import PrefillConfig, SamplingParams
-from edgeh2o.engine import plan
+from edgeh2o.engine import context_size
 from edgeh2o.export.onnx import export_model
 from edgeh2o.llm import LLM
 from tests.tiny_models import TinyModelFactory
@@ -139,8 +139,8 @@ def test_edited_prompts(
     attention: str,
     batch_size: int,
 ) -> None:
-    monkeypatch.setattr(plan, "MIN_DEFAULT_CONTEXT", 64)
-    monkeypatch.setattr(plan, "CONTEXT_STEP", 16)
+    monkeypatch.setattr(context_size, "MIN_DEFAULT_CONTEXT", 64)
+    monkeypatch.setattr(context_size, "CONTEXT_STEP", 16)
 
     @settings(max_examples=25, deadline=None)
     @given(edits=EDITS)

@@ -20,7 +20,7 @@ from edgeh2o.attention.dense import DenseConfig
 from edgeh2o.attention.h2o import H2OConfig
 from edgeh2o.attention.headwise import HeadwiseConfig
 from edgeh2o.config import PrefillConfig, SamplingParams
-from edgeh2o.engine import plan, session_file
+from edgeh2o.engine import context_size, session, session_file
 from edgeh2o.engine.transcript import Transcript
 from edgeh2o.errors import EdgeH2OError, FormatError, ResourceError, UsageError
 from edgeh2o.llm import LLM
@@ -159,8 +159,8 @@ def test_a_file_without_marks_as_older_ones_are(llm: LLM, file: Path, saved: byt
 def test_a_longer_cache_keeps_its_marks(
     tiny_model: TinyModelFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "MIN_DEFAULT_CONTEXT", 64)
-    monkeypatch.setattr(plan, "CONTEXT_STEP", 16)
+    monkeypatch.setattr(context_size, "MIN_DEFAULT_CONTEXT", 64)
+    monkeypatch.setattr(context_size, "CONTEXT_STEP", 16)
     tokens = [1 + i % 300 for i in range(100)]
     with LLM(tiny_model(), prefill=PREFILL, attention=DenseConfig()) as llm:
         llm.generate(tokens, GREEDY, keep_cache=True)
@@ -247,11 +247,11 @@ def test_keys_that_were_not_evened_out_are_refused(
 ) -> None:
     """Those of versions before, and of a GPU: this one's queries would not fit them."""
     path, uneven = tmp_path / "s.session", tiny_model(architecture=architecture)
-    full = plan.RunPlan.fingerprint
+    full = session.fingerprint_of
     with monkeypatch.context() as patch, _load(uneven) as llm:
         patch.setattr(
-            plan.RunPlan,
-            "fingerprint",
+            session,
+            "fingerprint_of",
             lambda *args: {k: v for k, v in full(*args).items() if k != "keys"},
         )
         llm.generate(TEXT, GREEDY, keep_cache=True)

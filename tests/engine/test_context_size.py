@@ -1,0 +1,52 @@
+"""The context of a prompt and its answer, and prompts that are too long for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgeh2o.engine.context_size import choose_context
+from edgeh2o.errors import UsageError
+from tests.engine.fakes import make_plan
+
+
+@pytest.mark.parametrize(
+    ("n_prompt_tokens", "max_tokens", "requested", "trained", "expected"),
+    [
+        (10, 100, None, 8192, 4096),
+        (10, 100, None, 2048, 2048),
+        (5000, 100, None, 8192, 5120),
+        (5000, 120, None, 8192, 5120),
+        (5000, 121, None, 8192, 5376),
+        (5000, -1, None, 8192, 6144),
+        (8192, -1, None, 8192, 8192),
+        (8000, 5000, None, 8192, 8192),
+        (10, -1, 0, 8192, 8192),
+        (10, -1, 100, 8192, 100),
+        (10, -1, 9000, 8192, 9000),
+        (100, 50, 100, 8192, 100),
+    ],
+)
+def test_choose_context(
+    n_prompt_tokens: int, max_tokens: int, requested: int | None, trained: int, expected: int
+) -> None:
+    plan = make_plan(trained=trained, context_size=requested)
+    assert choose_context(plan, n_prompt_tokens, max_tokens) == expected
+
+
+@pytest.mark.parametrize(
+    ("n_prompt_tokens", "requested", "max_tokens", "message"),
+    [
+        (101, 100, 10, "101 tokens and the context holds 100; use -c 111 or more"),
+        (101, 100, -1, "use -c 1125 or more"),
+        (8190, 100, -1, "use -c 8192 or more"),
+        (8193, None, 10, "holds 8192; shorten it, or use -c 8203 to read it all the same, beyond"),
+        (8193, 0, -1, "shorten it, or use -c 9217 .* beyond the 8192 positions that the model"),
+        (9001, 9000, 10, "context holds 9000; shorten it, or use -c 9011"),
+    ],
+)
+def test_prompt_longer_than_the_context(
+    n_prompt_tokens: int, requested: int | None, max_tokens: int, message: str
+) -> None:
+    """The context that is named leaves room for the answer."""
+    with pytest.raises(UsageError, match=message):
+        choose_context(make_plan(context_size=requested), n_prompt_tokens, max_tokens)

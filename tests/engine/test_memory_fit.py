@@ -1,0 +1,67 @@
+"""The memory check: numbers, the largest context that fits, and a warning."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edgeh2o.engine.memory_fit import RESERVE_BYTES, check_load
+from edgeh2o.errors import ResourceError
+from edgeh2o.host import memory
+from edgeh2o.runners.base import SessionShape
+from tests.engine.fakes import make_plan
+
+
+def test_warning_beyond_the_trained_length(recwarn: pytest.WarningsRecorder) -> None:
+    with pytest.warns(UserWarning, match="a context of 9000 is longer than the 8192 positions"):
+        check_load(make_plan(context_size=9000), _file())
+    for size in (8192, None):
+        check_load(make_plan(context_size=size), _file())
+    assert not recwarn.list
+
+
+def _estimate(attention: object, shape: SessionShape) -> dict[str, int]:
+    return {"kv_cache": 1000 * shape.max_context, "activations": 50_000_000}
+
+
+def _file(weight_bytes: int = 0, mapped_bytes: int = 0) -> Any:
+    return SimpleNamespace(
+        estimate_session_bytes=_estimate, n_weight_bytes=weight_bytes, n_mapped_bytes=mapped_bytes
+    )
+
+
+def _require_fit(context: int, weight_bytes: int = 0) -> None:
+    check_load(make_plan(context_size=context), _file(weight_bytes))
+
+
+def test_memory_check_passes_up_to_the_last_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = 1000 * 4096 + 50_000_000 + 7 + RESERVE_BYTES
+    monkeypatch.setattr(memory, "available_bytes", lambda: needed)
+    _require_fit(4096, 7)
+    with pytest.raises(ResourceError):
+        _require_fit(4096, 8)
+
+
+def test_refusal_gives_numbers_and_the_largest_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    available = 150_000_000 + RESERVE_BYTES
+    monkeypatch.setattr(memory, "available_bytes", lambda: available)
+    with pytest.raises(ResourceError) as caught:
+        _require_fit(1_000_000, 20_000_000)
+    message = str(caught.value)
+    assert message.startswith("a context of 1000000 positions needs 1020 MiB (kv cache 954 MiB, ")
+    assert "activations 47.7 MiB, weights 19.1 MiB" in message
+    assert "143 MiB are available" in message
+    largest = int(message.rsplit("-c ", 1)[1])
+    assert largest % 256 == 0
+    room = 150_000_000 - 20_000_000 - 50_000_000
+    assert largest * 1000 <= room < (largest + 256) * 1000
+    with pytest.warns(UserWarning, match="is longer than the 8192 positions"):
+        _require_fit(largest, 20_000_000)
+
+
+def test_refusal_when_no_context_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
+    with pytest.raises(ResourceError, match="no context fits: free memory"):
+        _require_fit(4096)
