@@ -6,12 +6,8 @@ import numpy as np
 import pytest
 
 from tests.reference.dense import DenseLayer, causal_attention
-from tests.reference.headwise import (
-    HeadwiseLayer,
-    landmark_page_sizes,
-    make_landmarks,
-    recall_page_size,
-)
+from tests.reference.headwise import HeadwiseLayer, recall_page_size
+from tests.reference.landmarks import landmark_page_sizes, make_landmarks
 from tests.reference.qkv import random_qkv
 
 SHAPE = {"n_heads": 6, "n_kv_heads": 2, "head_dim": 8}

@@ -11,60 +11,24 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from edgeh2o import _core
-from tests.ops.attention_case import Qkv, Shape, decode, make_attention, prefill
+from tests.ops.attention_case import Qkv, decode, make_attention, prefill
 from tests.reference.dense import causal_attention
 from tests.reference.headwise import HeadwiseLayer
 from tests.reference.pairs import pairs_dense
-from tests.reference.qkv import random_qkv, separated_qkv
-
-S = 32
-SHAPE = Shape(n_kv_heads=3, group=2, head_dim=16)
-OPTIONS: dict[str, Any] = {"local": 6, "sinks": 2, "decay": 0.9, "page_size": 16}
-BUDGETS = (9, 60, None)
-CLOSE = {"rtol": 0.0, "atol": 2e-5}
-# Scores are means of a few weights; float32 weights of 200 keys keep six digits.
-MIN_MARGIN = 2e-5
+from tests.reference.qkv import random_qkv
+from tests.sparse.headwise_case import (
+    BUDGETS,
+    CLOSE,
+    MIN_MARGIN,
+    OPTIONS,
+    SHAPE,
+    S,
+    check_latest_chunk,
+    make_headwise,
+    separated,
+)
 
 pytestmark = pytest.mark.usefixtures("isa")
-
-
-def make_headwise(
-    n_tokens: int,
-    budgets: tuple[int | None, ...] = BUDGETS,
-    *,
-    chunk_size: int = S,
-    cache_type: str = "f32",
-    **options: Any,
-) -> tuple[_core.ChunkedAttention, HeadwiseLayer]:
-    """The compiled policy in a session of SHAPE, and its oracle."""
-    options = {**OPTIONS, **options}
-    attention = make_attention(
-        _core.headwise_policy(list(budgets), **options),
-        SHAPE,
-        chunk_size=chunk_size,
-        max_context=n_tokens,
-        cache_type=cache_type,
-    )
-    return attention, HeadwiseLayer(chunk_size=chunk_size, budgets=budgets, **options)
-
-
-def separated(n_tokens: int, budgets: tuple[int | None, ...] = BUDGETS, **options: Any) -> Qkv:
-    return separated_qkv(
-        0,
-        lambda: HeadwiseLayer(chunk_size=S, budgets=budgets, **{**OPTIONS, **options}),
-        n_tokens=n_tokens,
-        min_margin=MIN_MARGIN,
-        **SHAPE.heads,
-    )
-
-
-def check_latest_chunk(policy: _core.SparsePolicy, layer: HeadwiseLayer) -> None:
-    chunk = layer.chunks[-1]
-    for head in range(SHAPE.n_kv_heads):
-        np.testing.assert_array_equal(policy.memory_set(0, head), chunk.memory[head])
-        if layer.budgets[head] is not None:
-            scores = policy.scores(0, head, chunk.stop)
-            np.testing.assert_allclose(scores, chunk.means[head], rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("cache_type", ["f16", "f32"])
@@ -147,27 +111,6 @@ def test_any_sizes_equal_the_oracle(
         assert np.all((positions >= 0) & (positions < layer.chunks[-1].start))
 
 
-def test_whole_past_everywhere_is_the_dense_policy_exactly() -> None:
-    n_tokens = 5 * S + 7
-    qkv = random_qkv(1, n_tokens=n_tokens, **SHAPE.heads)
-    attention, _ = make_headwise(n_tokens, (None, None, None))
-    dense = make_attention(_core.dense_policy(), SHAPE, chunk_size=S, max_context=n_tokens)
-    np.testing.assert_array_equal(prefill(attention, qkv), prefill(dense, qkv))
-    assert attention.pairs_computed == pairs_dense(n_tokens)
-
-
-@pytest.mark.parametrize("page_size", [0, 16])
-@pytest.mark.parametrize("budgets", [(200, 10**6, None), (160, 160, 160)], ids=str)
-def test_budgets_for_the_whole_past_equal_dense(
-    budgets: tuple[int | None, ...], page_size: int
-) -> None:
-    n_tokens = 5 * S + 7
-    qkv = random_qkv(2, n_tokens=n_tokens, **SHAPE.heads)
-    attention, _ = make_headwise(n_tokens, budgets, page_size=page_size)
-    np.testing.assert_allclose(prefill(attention, qkv), causal_attention(*qkv), **CLOSE)
-    assert attention.pairs_computed == pairs_dense(n_tokens)
-
-
 @pytest.mark.parametrize("cache_type", ["f16", "f32"])
 @pytest.mark.parametrize("page_size", [1, 8, 16, 32])
 def test_pages_of_equal_keys_equal_dense(page_size: int, cache_type: str) -> None:
@@ -195,65 +138,6 @@ def test_soft_caps_come_before_the_mass_of_a_landmark() -> None:
     layer = HeadwiseLayer(chunk_size=S, budgets=(40,) * 3, soft_cap=2.0, **options)
     np.testing.assert_allclose(prefill(attention, qkv), layer.prefill(*qkv), **CLOSE)
     assert all(len(marks.counts) > 0 for marks in layer.chunks[-1].landmarks)
-
-
-def test_a_past_up_to_the_limit_is_read_whole() -> None:
-    n_tokens = 4 * S
-    qkv = random_qkv(6, n_tokens=n_tokens, **SHAPE.heads)
-    outputs = [
-        prefill(make_headwise(n_tokens, (None,) * 3, max_past=limit)[0], qkv)
-        for limit in (0, 3 * S, 3 * S - 1)
-    ]
-    np.testing.assert_array_equal(outputs[0], outputs[1])
-    np.testing.assert_array_equal(outputs[0][:, : 3 * S], outputs[2][:, : 3 * S])
-    assert not np.array_equal(outputs[0][:, 3 * S :], outputs[2][:, 3 * S :])
-
-
-def test_landmarks_stay_fine_up_to_the_limit_and_few_beyond_it() -> None:
-    limit, n_chunks, budget = 3 * S, 9, 12
-    qkv = random_qkv(9, n_tokens=n_chunks * S, **SHAPE.heads)
-    outputs, rows = [], []
-    for max_past in (0, limit):
-        attention, _ = make_headwise(n_chunks * S, (budget,) * 3, page_size=1, max_past=max_past)
-        chunks = []
-        for first in range(0, n_chunks * S, S):
-            before = attention.pairs_computed
-            chunks.append(prefill(attention, qkv, first=first, ends=(first + S,), is_last=False))
-            rows.append((attention.pairs_computed - before - pairs_dense(S)) // S)
-        outputs.append(np.concatenate(chunks, axis=1))
-    np.testing.assert_array_equal(outputs[0][:, : limit + S], outputs[1][:, : limit + S])
-    assert not np.array_equal(outputs[0][:, limit + S :], outputs[1][:, limit + S :])
-    # Besides itself a chunk reads every earlier row one way or another; then as many as before.
-    assert rows[:n_chunks] == [*range(0, n_chunks * S, S)]
-    assert rows[n_chunks : n_chunks + 4] == [0, S, 2 * S, limit]
-    assert all(limit <= n <= limit + budget for n in rows[n_chunks + 4 :])
-
-
-@pytest.mark.parametrize("soft_cap", [0.0, 3.0])
-@pytest.mark.parametrize("group", [1, 5])
-def test_recall_finds_the_page_that_one_query_asks_for(group: int, soft_cap: float) -> None:
-    """A lone strong match deep in the past, in every query head in turn, is read by its chunk."""
-    shape = Shape(n_kv_heads=1, group=group, head_dim=16)
-    n_tokens, limit, largest_page = 16 * S, 192, 32
-    q, k, v = (0.1 * array for array in random_qkv(7, n_tokens=n_tokens, **shape.heads))
-    attention = make_attention(
-        _core.headwise_policy([None], local=16, sinks=1, max_past=limit),
-        shape,
-        chunk_size=S,
-        max_context=n_tokens,
-        soft_cap=soft_cap,
-    )
-    rng = np.random.default_rng(8)
-    for chunk in range(7, 16):
-        target = int(rng.integers(16, chunk * S - 48))
-        query = chunk * S + int(rng.integers(0, S))
-        k[0, target] = 4 * np.eye(16)[chunk]
-        q[chunk % group, query] = 8 * k[0, target]
-        attention.reset()
-        prefill(attention, (q, k, v), ends=((chunk + 1) * S,), is_last=False)
-        positions = attention.policy.memory_set(0, 0)
-        assert len(positions) <= limit + largest_page
-        assert target in positions
 
 
 @pytest.mark.parametrize("tail", [1, 7, S, 2 * S + 9, 10 * S])
@@ -342,12 +226,6 @@ def test_a_broken_query_leaves_sets_and_other_rows_sound() -> None:
     assert np.isfinite(output).all()
     positions = attention.policy.memory_set(0, 0)
     assert len(positions) == 9 and np.all(np.diff(positions) > 0)
-
-
-def test_whole_past_heads_keep_no_scores() -> None:
-    attention, _ = make_headwise(S)
-    with pytest.raises(ValueError, match="keeps no scores"):
-        attention.policy.scores(0, BUDGETS.index(None))
 
 
 @pytest.mark.parametrize(

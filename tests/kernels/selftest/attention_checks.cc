@@ -7,7 +7,7 @@
 
 #include "tests/kernels/selftest/attention_operands.h"
 #include "tests/kernels/selftest/check.h"
-#include "tests/kernels/selftest/matrices.h"
+#include "tests/kernels/selftest/random.h"
 
 namespace edgeh2o::selftest {
 namespace {

@@ -1,198 +1,20 @@
-// Kernels of attention in 8 bits, against the operands before they are rounded, within the bounds of
+// Attention in 8 bits, against the operands before they are rounded, within the bounds of
 // cpp/kernels/attention_bytes-inl.h.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <utility>
+#include <limits>
 #include <vector>
 
 #include "tests/kernels/selftest/attention_operands.h"
+#include "tests/kernels/selftest/byte_operands.h"
 #include "tests/kernels/selftest/check.h"
-#include "tests/kernels/selftest/matrices.h"
+#include "tests/kernels/selftest/random.h"
 
 namespace edgeh2o::selftest {
 namespace {
 
 constexpr double kFloatSlack = 1 + 1e-5;  // of units, which are computed in f32
 constexpr double kLevelError = (0.5 + 255 * 8e-5 + 1e-3) / 255;
-
-const AttentionKernels& kernels_of(const KernelTable& table) {
-  return table.attention[static_cast<size_t>(AttentionPrecision::kInt8)];
-}
-bool are_in(const KernelTable& table) { return kernels_of(table).values_per_word > 0; }
-
-int byte_at(const float* words, size_t i, int offset) {
-  const uint8_t byte = reinterpret_cast<const uint8_t*>(words)[i];
-  return offset == 0 ? static_cast<int8_t>(byte) : byte - offset;
-}
-int32_t bits_of(float word) {
-  int32_t bits;
-  std::memcpy(&bits, &word, sizeof(bits));
-  return bits;
-}
-
-// The n numbers at x as they are rounded: blocks of the largest power of two that divides n, times a Hadamard
-// matrix.
-std::vector<double> mixed(const std::vector<double>& x) {
-  const size_t size = x.size() & (~x.size() + 1);
-  std::vector<double> out(x.size());
-  for (size_t i = 0; i < x.size(); ++i) {
-    for (size_t j = 0; j < size; ++j) {
-      const bool is_negative = __builtin_popcountll(i % size & j) % 2 != 0;
-      out[i] += (is_negative ? -1 : 1) * x[i / size * size + j];
-    }
-  }
-  return out;
-}
-// Of queries, so that products with mixed keys are those of before.
-std::vector<double> mixed_query(const float* x, double factor, size_t n) {
-  std::vector<double> out(n);
-  for (size_t i = 0; i < n; ++i) out[i] = factor * double{x[i]};
-  out = mixed(out);
-  for (double& v : out) v /= static_cast<double>(n & (~n + 1));
-  return out;
-}
-double norm_of(const std::vector<double>& x) {
-  double sum = 0;
-  for (const double v : x) sum += std::fabs(v);
-  return sum;
-}
-double largest_of(const std::vector<double>& x) {
-  double largest = 0;
-  for (const double v : x) largest = std::fmax(largest, std::fabs(v));
-  return largest;
-}
-
-// What the kernels add to the bytes of keys and of values: as the packing of a known query, and of no value,
-// shows.
-struct Offsets {
-  explicit Offsets(const KernelTable& table) {
-    const std::vector<float> ones(64, 1.0f);
-    const std::vector<float> first{1, 0, 0, 0, 0, 0, 0, 0};  // times a Hadamard matrix: ones
-    std::vector<float> q(byte_query_words(8)), v(kByteKeys * byte_value_words(table.layout.panel_cols));
-    kernels_of(table).pack_queries(q.data(), first.data(), 8, 1.0f, 1, 1, 8);
-    key = -bits_of(q[3]) / (8 * 127);
-    kernels_of(table).pack_values(CacheType::kF32, v.data(), 0, ones.data(), nullptr, 1, 8);
-    value = reinterpret_cast<const uint8_t*>(v.data())[1];
-  }
-  int key, value;
-};
-
-void check_pack_queries(const KernelTable& table, Check& check) {
-  if (!are_in(table)) return;
-  const Offsets offsets(table);
-  check.equal(offsets.key == 0 || offsets.key == 128, true);
-  Random random(30);
-  for (const size_t dim : {8, 24, 64, 72, 96, 128, 136, 256}) {
-    const size_t n_queries = 7, group = 3, n_rows = n_queries * group, n_words = byte_query_words(dim);
-    const size_t stride = group * dim + 5;
-    const std::vector<float> queries = random.uniform_vector(n_queries * stride, -3, 3);
-    std::vector<float> out(n_rows * n_words + kGuard, kUntouched);
-    kernels_of(table).pack_queries(out.data(), queries.data(), stride, 0.18f, n_queries, group, dim);
-    for (size_t row = 0; row < n_rows; ++row) {
-      const float* words = out.data() + row * n_words;
-      const float* x = queries.data() + row / group * stride + row % group * dim;
-      const std::vector<double> q = mixed_query(x, double{0.18f}, dim);
-      const double largest = largest_of(q);
-      int sum = 0;
-      for (size_t i = 0; i < dim; ++i) {
-        const int byte = byte_at(words, i, 0);
-        check.equal(words[dim / 4 + 2 + i], 0.18f * x[i]);
-        check.near(byte * double{words[dim / 4]}, q[i], words[dim / 4] / 2 * (1 + 1e-4));
-        sum += byte;
-      }
-      check.near(words[dim / 4], largest / 127, 8 * largest * kEps);
-      check.equal(bits_of(words[dim / 4 + 1]), -offsets.key * sum);
-    }
-    check.untouched(out, n_rows * n_words);
-  }
-}
-
-// Calls run(rows, n_keys, head_dim, positions) where positions is null or names the rows.
-template <typename Run>
-void for_each_gather(const Run& run) {
-  Random random(31);
-  for (const CacheType type : {CacheType::kF16, CacheType::kF32, CacheType::kQ8_0}) {
-    for (const size_t n_keys : {1, 63, 64, 65, 130}) {
-      for (const size_t dim : {8, 24, 64, 96}) {
-        if (type == CacheType::kQ8_0 && dim % 32 != 0) continue;
-        const CachedRows rows(type, n_keys, dim, random);
-        std::vector<int32_t> positions(n_keys);
-        for (int32_t& position : positions) position = random.integer(0, static_cast<int>(n_keys) - 1);
-        for (const int32_t* named : {static_cast<const int32_t*>(nullptr), std::as_const(positions).data()})
-          run(type, rows, n_keys, dim, named);
-      }
-    }
-  }
-}
-
-void check_pack_keys(const KernelTable& table, Check& check) {
-  if (!are_in(table)) return;
-  const int offset = Offsets(table).key;
-  const size_t nr = table.layout.panel_cols;
-  for_each_gather(
-      [&](CacheType type, const CachedRows& rows, size_t n_keys, size_t dim, const int32_t* named) {
-        const size_t n_words = round_up(n_keys, kByteKeys) * byte_key_words(dim);
-        std::vector<float> out(n_words + kGuard, kUntouched);
-        kernels_of(table).pack_keys(type, out.data(), rows.bytes.data(), named, n_keys, dim);
-        check.untouched(out, n_words);
-        for (size_t first = 0; first < n_keys; first += kByteKeys) {
-          const float* block = out.data() + first * byte_key_words(dim);
-          const float *units = block + kByteKeys * dim / 4, *mean = units + kByteKeys;
-          const size_t n = std::min(kByteKeys, n_keys - first);
-          const auto value = [&](size_t i, size_t d) {
-            return double{rows.values[(named ? static_cast<size_t>(named[first + i]) : first + i) * dim + d]};
-          };
-          for (size_t d = 0; d < dim; ++d) {
-            double sum = 0;
-            for (size_t i = 0; i < n; ++i) sum += value(i, d);
-            check.near(mean[d], sum / static_cast<double>(n), 2.5 * kEps * static_cast<double>(n));
-          }
-          for (size_t i = 0; i < kByteKeys; ++i) {
-            std::vector<double> differences(dim);
-            for (size_t d = 0; i < n && d < dim; ++d) differences[d] = value(i, d) - mean[d];
-            differences = mixed(differences);
-            const double float_error = 8 * kEps * static_cast<double>(dim);
-            for (size_t d = 0; i < n && d < dim; ++d) {
-              const size_t at = (i / nr * nr * dim / 4 + d / 4 * nr + i % nr) * 4 + d % 4;
-              check.near(byte_at(block, at, offset) * double{units[i]}, differences[d],
-                         units[i] / 2 * 1.0001 + float_error);
-            }
-            check.near(units[i], largest_of(differences) / 127, float_error);
-          }
-        }
-      });
-}
-
-void check_pack_values(const KernelTable& table, Check& check) {
-  if (!are_in(table)) return;
-  const int offset = Offsets(table).value;
-  check.equal(offset == 0 || offset == 128, true);
-  const size_t nr = table.layout.panel_cols;
-  for_each_gather([&](CacheType type, const CachedRows& rows, size_t n_keys, size_t dim,
-                      const int32_t* named) {
-    const size_t o_stride = round_up(dim, nr);
-    const size_t n_words = round_up(n_keys, kByteKeys) * byte_value_words(o_stride);
-    std::vector<float> out(n_words + kGuard, kUntouched);
-    kernels_of(table).pack_values(type, out.data(), 0, rows.bytes.data(), named, n_keys, dim);
-    check.untouched(out, n_words);
-    for (size_t first = 0; first < n_keys; first += kByteKeys) {
-      const float* block = out.data() + first * byte_value_words(o_stride);
-      const float* units = block + kByteKeys * o_stride / 4;
-      for (size_t d = 0; d < dim; ++d) {
-        double largest = 0;
-        for (size_t i = 0; i < kByteKeys; ++i) {
-          const size_t key = first + i, row = named && key < n_keys ? static_cast<size_t>(named[key]) : key;
-          const double value = key < n_keys ? rows.values[row * dim + d] : 0;
-          const size_t at = (d / nr * nr * kByteKeys / 4 + i / 4 * nr + d % nr) * 4 + i % 4;
-          largest = std::fmax(largest, std::fabs(value));
-          check.near(byte_at(block, at, offset) * double{units[d]}, value, units[d] / 2 * 1.0001 + kEps);
-        }
-        check.near(units[d], largest / 127, 2 * kEps);
-      }
-    }
-  });
-}
 
 struct Shape {
   size_t n_rows, group_size, head_dim, n_keys;
@@ -241,7 +63,7 @@ struct ByteCase {
     pack(table);
   }
   void pack(const KernelTable& table) {
-    const AttentionKernels& kernels = kernels_of(table);
+    const AttentionKernels& kernels = byte_kernels(table);
     kernels.pack_queries(packed_q.data(), q.data(), tile.key_dim, 1.0f, tile.n_rows, 1, tile.key_dim);
     kernels.pack_keys(CacheType::kF32, packed_k.data(), k.data(), nullptr, piece.n_keys, tile.key_dim);
     kernels.pack_values(CacheType::kF32, packed_v.data(), 0, v.data(), nullptr, piece.n_keys, tile.value_dim);
@@ -343,11 +165,11 @@ void check_row(Check& check, const ByteCase& c, size_t row, const std::vector<Ke
 
 template <typename Run>
 void for_each_case(const KernelTable& table, const Run& run) {
-  if (!are_in(table)) return;
+  if (!has_byte_kernels(table)) return;
   Random random(32);
   for (const Shape& shape : kShapes) {
     ByteCase c(table, shape, random);
-    kernels_of(table).attention_tile(c.tile, c.piece);
+    byte_kernels(table).attention_tile(c.tile, c.piece);
     run(c, random);
   }
 }
@@ -369,7 +191,7 @@ void check_column_sums(const KernelTable& table, Check& check) {
     const std::vector<float> row_weights = random.uniform_vector(c.tile.n_rows, 0, 1);
     const size_t padded = round_up(c.piece.n_keys, kByteKeys);
     std::vector<float> sums(padded + kGuard, kUntouched);
-    kernels_of(table).column_sums(sums.data(), c.tile, c.piece, row_weights.data());
+    byte_kernels(table).column_sums(sums.data(), c.tile, c.piece, row_weights.data());
     for (size_t key = 0; key < c.piece.n_keys; ++key) {
       double want = kUntouched;
       for (size_t row = 0; row < c.tile.n_rows; ++row)
@@ -382,7 +204,7 @@ void check_column_sums(const KernelTable& table, Check& check) {
 
 // What is not finite reaches the rows that see it, and no row of an earlier block.
 void check_not_finite(const KernelTable& table, Check& check) {
-  if (!are_in(table)) return;
+  if (!has_byte_kernels(table)) return;
   constexpr size_t kRows = 200, kDim = 16, kAt = 70;
   for (const float value : {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN()}) {
     for (const int which : {0, 1, 2}) {
@@ -390,7 +212,7 @@ void check_not_finite(const KernelTable& table, Check& check) {
       ByteCase c(table, {kRows, 1, kDim, kRows, 1, kNoneHidden, false, 1, 0}, random);
       (which == 0 ? c.q : which == 1 ? c.k : c.v)[kAt * kDim + 3] = value;
       c.pack(table);
-      kernels_of(table).attention_tile(c.tile, c.piece);
+      byte_kernels(table).attention_tile(c.tile, c.piece);
       for (size_t row = 0; row < kRows; ++row) {
         const bool is_finite = std::isfinite(c.l[row]) && std::isfinite(c.o[row * c.tile.o_stride + 3]);
         if (which == 0) check.equal(is_finite, row != kAt);
@@ -405,9 +227,6 @@ void check_not_finite(const KernelTable& table, Check& check) {
 
 const std::vector<KernelCheck>& byte_attention_checks() {
   static const std::vector<KernelCheck> checks = {
-      {"attention_int8.pack_queries", check_pack_queries},
-      {"attention_int8.pack_keys", check_pack_keys},
-      {"attention_int8.pack_values", check_pack_values},
       {"attention_int8.attention_tile", check_attention_tile},
       {"attention_int8.column_sums", check_column_sums},
       {"attention_int8.not_finite", check_not_finite},

@@ -60,6 +60,7 @@ const std::vector<KernelCheck>& row_checks();
 const std::vector<KernelCheck>& recurrent_checks();
 const std::vector<KernelCheck>& attention_checks();
 const std::vector<KernelCheck>& attention_row_checks();
+const std::vector<KernelCheck>& byte_packing_checks();
 const std::vector<KernelCheck>& byte_attention_checks();
 
 }  // namespace edgeh2o::selftest

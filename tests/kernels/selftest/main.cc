@@ -24,7 +24,7 @@ bool check_tables(const std::vector<const KernelTable*>& tables) {
   bool ok = true;
   for (const KernelTable* table : tables) {
     for (const auto& checks : {matrix_checks(), row_checks(), recurrent_checks(), attention_checks(),
-                               attention_row_checks(), byte_attention_checks()}) {
+                               attention_row_checks(), byte_packing_checks(), byte_attention_checks()}) {
       for (const KernelCheck& kernel_check : checks) {
         Check check;
         kernel_check.run(*table, check);

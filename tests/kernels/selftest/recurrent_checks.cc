@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "tests/kernels/selftest/check.h"
-#include "tests/kernels/selftest/matrices.h"
+#include "tests/kernels/selftest/random.h"
 
 namespace edgeh2o::selftest {
 namespace {
