@@ -2,13 +2,15 @@
 
     python -m tools.check_layers [ROOT]
 
-Python: a module of edgeh2o may import its own folder and lower layers (PYTHON_LAYERS).
+Python: a module of edgeh2o may import its own folder and lower layers (PYTHON_LAYERS), and nothing
+of tests/, tools/ and bench/. Nobody imports a file of tests (test_*.py), only tests a conftest.py,
+and bench/ nothing of tests/; what tools/ and several tests share are modules beside these.
 C++: a file in cpp/ may include its own folder and folders above it in CPP_FOLDERS;
 sparse/ reads base/ alone, and what is compiled once per ISA takes no header that brings
 functions from outside its namespace. OpenMP pragmas stay in base/parallel.
-Within a folder no chain of imports or includes may lead back to where it began. Imports inside
-functions and for type checkers count as well: two modules that know each other are one module in
-two files, whenever they load each other.
+Within a folder no chain of imports or includes may lead back to where it began, nor one through
+tests/, tools/ and bench/. Imports inside functions and for type checkers count as well: two modules
+that know each other are one module in two files, whenever they load each other.
 
 Prints path:line of each violation; the exit code is 1 if there is any.
 """
@@ -39,6 +41,8 @@ PYTHON_LAYERS = (
     ("option_fields",),
     ("errors",),
 )
+# Beside the package, and not installed with it.
+OTHER_FOLDERS = ("tests", "tools", "bench")
 # Lowest first, as the source tree lists them.
 CPP_FOLDERS = (
     "base",
@@ -99,7 +103,10 @@ def check_python(root: Path) -> list[Violation]:
         if own not in ranks:
             violations.append(Violation(path, 1, f"{own} has no place in the ladder"))
             continue
-        for line, imported in _imports(path, package):
+        for line, folder, imported in _imports(path, root):
+            if folder != package.name:
+                violations.append(Violation(path, line, f"edgeh2o must not import {folder}"))
+                continue
             target = imported.parts[0]
             if target == own:
                 if imported != module:
@@ -108,6 +115,30 @@ def check_python(root: Path) -> list[Violation]:
                 violations.append(Violation(path, line, f"{target} has no place in the ladder"))
             elif ranks[target] <= ranks[own]:
                 violations.append(Violation(path, line, f"{own} must not import {target}"))
+    return violations + _find_circles(links)
+
+
+def check_others(root: Path) -> list[Violation]:
+    """Violations in the Python files of root/tests, root/tools and root/bench."""
+    violations = []
+    links: Links = {}
+    for own in OTHER_FOLDERS:
+        for path in sorted((root / own).rglob("*.py")):
+            module = path.relative_to(root).with_suffix("")
+            for line, folder, imported in _imports(path, root):
+                if folder not in OTHER_FOLDERS:
+                    continue
+                target = Path(folder, imported)
+                is_shared = not target.name.startswith("test_")
+                if target.name == "conftest":
+                    is_shared = own == "tests"
+                if own == "bench" and folder == "tests":
+                    violations.append(Violation(path, line, "bench must not import tests"))
+                elif not is_shared:
+                    message = f"{own} must not import the tests of {target.as_posix()}"
+                    violations.append(Violation(path, line, message))
+                elif target != module:
+                    links.setdefault(module, {}).setdefault(target, (path, line))
     return violations + _find_circles(links)
 
 
@@ -132,23 +163,24 @@ def _find_circles(links: Links) -> list[Violation]:
     return violations
 
 
-def _imports(path: Path, package: Path) -> Iterator[tuple[int, Path]]:
-    """(line, module below edgeh2o, without suffix) of every import of the package itself."""
+def _imports(path: Path, root: Path) -> Iterator[tuple[int, str, Path]]:
+    """(line, folder of root, module below it, without suffix) of every import of this project."""
     found = _cython_imports(path) if path.suffix in CYTHON_SUFFIXES else _ast_imports(path)
     # The package that contains the file: a relative import of level 1 starts there.
-    containing = ("edgeh2o", *path.relative_to(package).parts[:-1])
+    containing = path.relative_to(root).parts[:-1]
     for line, level, module, name in found:
         parts = tuple(module.split(".")) if module else ()
         if level:
             parts = containing[: len(containing) - level + 1] + parts
-        if not parts or parts[0] != "edgeh2o":
+        if not parts or parts[0] not in ("edgeh2o", *OTHER_FOLDERS):
             continue
-        module = package.joinpath(*parts[1:])
-        if name and ((module / name).is_dir() or any(module.glob(f"{name}.*"))):
-            module /= name
-        if module.is_dir():
-            module /= "__init__"
-        yield line, module.relative_to(package)
+        folder = root / parts[0]
+        place = folder.joinpath(*parts[1:])
+        if name and ((place / name).is_dir() or any(place.glob(f"{name}.*"))):
+            place /= name
+        if place.is_dir():
+            place /= "__init__"
+        yield line, folder.name, place.relative_to(folder)
 
 
 def _ast_imports(path: Path) -> Iterator[tuple[int, int, str, str | None]]:
@@ -241,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     repository = Path(__file__).resolve().parent.parent
     parser.add_argument("root", nargs="?", type=Path, default=repository, help="source tree")
     root = parser.parse_args(arguments).root
-    violations = check_python(root) + check_cpp(root)
+    violations = check_python(root) + check_others(root) + check_cpp(root)
     for violation in violations:
         print(violation)
     return 1 if violations else 0

@@ -26,8 +26,7 @@ from edgeh2o.attention.head_budgets import (
 )
 from edgeh2o.attention.headwise import HeadwiseConfig
 from edgeh2o.errors import UsageError
-from tests.attention.test_budget_table import TABLE
-from tests.attention.test_headwise import SMOLLM2, Model
+from tests.attention.examples import SMOLLM2, TABLE, Model
 
 LENGTHS = st.integers(0, 2**20)
 DEFAULT_POINTS = ((SHOWN_LENGTH, DEFAULT_BUDGET),)

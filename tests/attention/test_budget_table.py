@@ -24,26 +24,7 @@ from edgeh2o.attention.budget_table import (
 from edgeh2o.attention.decode_quality import DecodeQuality
 from edgeh2o.attention.rounding_quality import RoundingQuality
 from edgeh2o.errors import FormatError, ResourceError
-
-LEVELS = (4, 8, 16)
-
-
-def make_table(errors: list[list[float]], *, mean_past: float = 64.0) -> BudgetTable:
-    return BudgetTable(
-        model="tiny",
-        fingerprint="f" * 32,
-        n_layers=len(errors),
-        n_kv_heads=1,
-        chunk_size=256,
-        length=4096,
-        mean_past=mean_past,
-        levels=LEVELS,
-        errors=tuple(map(tuple, errors)),
-        losses={8: 2.0, 16: 0.5, 32: 0.1},
-    )
-
-
-TABLE = make_table([[1.0, 0.5, 0.25], [0.01, 0.001, 0.0], [9.0, 8.0, 7.0]])
+from tests.attention.examples import LEVELS, TABLE, make_table
 
 
 def cost(table: BudgetTable, budgets: tuple[Budget, ...]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,30 +24,7 @@ from edgeh2o.attention.headwise import HeadwiseConfig
 from edgeh2o.attention.kept_profiles import find_profile, keep_profile
 from edgeh2o.attention.registry import make_sparse_attention
 from edgeh2o.errors import UsageError
-from tests.attention.test_budget_table import TABLE
-
-SMOLLM2 = "033526a135499773639407b17479d51b"
-
-
-@dataclass(frozen=True)
-class Model:
-    n_layers: int = 3
-    n_kv_heads: int = 1
-    fingerprint: str = ""
-    n_heads: int = 2
-    splits_groups: bool = False
-    index_top_k: int = 0
-    is_recurrent: bool = False
-    has_like_layers: bool = True
-    decodes_by_rule: bool = True
-
-    @property
-    def n_slots(self) -> int:
-        return self.n_layers * self.n_kv_heads
-
-
-class UnequalModel(Model):
-    n_slots = 2
+from tests.attention.examples import SMOLLM2, TABLE, Model, UnequalModel
 
 
 def test_without_a_table_every_head_reads_everything() -> None:

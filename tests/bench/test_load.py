@@ -20,7 +20,7 @@ from bench.load import (
     format_table,
     run_to_first_byte,
 )
-from tests.bench.test_llama_cpp import install
+from tests.bench.programs import install
 
 
 def test_a_child_larger_than_this_process_is_measured() -> None:

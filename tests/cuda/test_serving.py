@@ -10,9 +10,8 @@ import pytest
 from edgeh2o import PrefillConfig
 from edgeh2o.serving.requests import GenerationRequest
 from tests.cuda.host_library import SMALL
-from tests.serving.answering import Answered, answer, request_of
+from tests.serving.answering import Answered, answer, request_of, tokens_of
 from tests.serving.conftest import open_engine
-from tests.serving.test_prefix_reuse import tokens_of
 from tests.tiny_models import TinyModelFactory
 
 pytestmark = pytest.mark.usefixtures("host_device")

@@ -13,7 +13,7 @@ from edgeh2o.engine._sampler import Sampler
 from edgeh2o.engine.drafting import CallCosts, Credit
 from edgeh2o.engine.model_drafter import DraftSteps, ModelDrafter
 from edgeh2o.engine.speculation import SpeculativeDecoder
-from tests.engine.test_lookup import SAMPLINGS, TogetherRunner
+from tests.engine.drafted import SAMPLINGS, TogetherRunner
 
 
 @pytest.mark.parametrize("options", SAMPLINGS)

@@ -17,8 +17,8 @@ from edgeh2o.engine.draft_model import check_draft, check_kind
 from edgeh2o.engine.model_drafter import ModelDrafter
 from edgeh2o.errors import ResourceError, UsageError
 from edgeh2o.llm import LLM
+from tests.engine.drafted import SAMPLINGS
 from tests.engine.fakes import CONFIG
-from tests.engine.test_lookup import SAMPLINGS
 from tests.tiny_models import TinyModelFactory
 
 VOCAB_SIZE = 320

@@ -19,17 +19,11 @@ from edgeh2o.engine.lookup import MAX_MATCH, MIN_PROMPT_TOKENS, DraftLength, Pro
 from edgeh2o.engine.speculation import SpeculativeDecoder
 from edgeh2o.errors import UsageError
 from edgeh2o.llm import LLM
+from tests.engine.drafted import SAMPLINGS, TogetherRunner
 from tests.engine.fakes import ScriptedRunner
 from tests.tiny_models import TinyModelFactory
 
 VOCAB_SIZE = 320
-SAMPLINGS = [
-    {"temperature": 0.0},
-    {"temperature": 0.0, "repeat_penalty": 1.3, "repeat_last_n": -1},
-    {"temperature": 0.3, "top_k": 0, "min_p": 0.0},
-    {"temperature": 0.7, "repeat_penalty": 1.1, "repeat_last_n": 20},
-    {"temperature": 1.5, "top_p": 0.5},
-]
 
 
 def _find(text: Sequence[int]) -> tuple[int, int]:
@@ -142,35 +136,6 @@ def test_a_text_that_stops_repeating_itself_costs_little() -> None:
     for _ in range(60):
         lengths.learn(5, is_right=True)
     assert lengths.choose(5, 15) > 0
-
-
-class TogetherRunner(ScriptedRunner):
-    """Looks at several tokens; the script goes on from those that were accepted."""
-
-    max_decode_tokens = 16
-
-    def __init__(self, script: Sequence[int], **options: Any) -> None:
-        super().__init__(script, **options)
-        self.ahead = 0
-
-    def decode(self, token: int) -> np.ndarray:
-        self.ahead = 0
-        return super().decode(token)
-
-    def decode_batch(self, tokens: np.ndarray) -> np.ndarray:
-        assert tokens.dtype == np.int32
-        assert self.position + len(tokens) <= self.max_context
-        first, n_logits = self.decode(int(tokens[0])), self._n_logits
-        rows = [first, *(self._next_logits() for _ in tokens[1:])]
-        self.calls[-1] = ("decode_batch", tokens.tolist())
-        self._n_logits, self.ahead = n_logits, len(tokens) - 1
-        return np.stack(rows)
-
-    def accept(self, n: int) -> None:
-        assert n <= self.ahead
-        self.ahead -= n
-        self.position += n
-        self._n_logits += n
 
 
 def _advance_all(

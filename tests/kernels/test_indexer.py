@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgeh2o import _kernels, _recurrent_kernels
-from tests.kernels.test_rows import normal
+from tests.kernels.inputs import normal
 from tests.reference.cached_rows import stored
 from tests.reference.indexer import index_scores
 

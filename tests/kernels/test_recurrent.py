@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgeh2o import _recurrent_kernels as _kernels
-from tests.kernels.test_rows import EPS, LENGTHS, normal
+from tests.kernels.inputs import EPS, LENGTHS, normal
 from tests.reference.decoder.delta_net import delta_net
 from tests.reference.decoder.mamba2 import ssd
 

@@ -6,18 +6,12 @@ import numpy as np
 import pytest
 
 from edgeh2o import _kernels
-
-EPS = np.finfo(np.float32).eps
-LENGTHS = [1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 63, 65, 127, 129, 576]
+from tests.kernels.inputs import EPS, LENGTHS, normal
 
 
 @pytest.fixture(params=LENGTHS)
 def n(request: pytest.FixtureRequest) -> int:
     return request.param
-
-
-def normal(seed: int, *shape: int) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def test_rms_norm(isa: str, n: int) -> None:

@@ -26,7 +26,7 @@ from tests.model.model_pair import (
     relative_error,
     split,
 )
-from tests.models.test_latent import read
+from tests.models.tiny_file import read
 from tests.reference.decoder import ReferenceDecoder
 from tests.reference.dense import DenseLayer
 from tests.tiny_models import TinyModelFactory

@@ -25,7 +25,7 @@ from tests.model.model_pair import (
     relative_error,
     split,
 )
-from tests.models.test_latent import read
+from tests.models.tiny_file import read
 from tests.reference.decoder import ReferenceDecoder
 from tests.reference.decoder.latent import absorbed_values
 from tests.tiny_models import TinyModelFactory

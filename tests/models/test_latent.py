@@ -10,21 +10,14 @@ import pytest
 from gguf import GGUFWriter
 
 from edgeh2o.errors import FormatError, UsageError
-from edgeh2o.formats.gguf import open_gguf
-from edgeh2o.model_config import DecoderConfig
-from edgeh2o.models import TensorBinding, read_model
 from edgeh2o.rope_config import RopeConfig
+from tests.models.tiny_file import read
 from tests.tiny_models import TinyModelFactory
 from tools.make_tiny_model import write_tiny_model
 from tools.tiny_models.latent import EXPERT_SCALE
 
 SHAPE = {"n_layers": 3, "model_dim": 64, "n_heads": 4, "ffn_dim": 32}
 YARN = {"rope_scaling": "yarn", "original_context": 64}
-
-
-def read(path: Path, **options: object) -> tuple[DecoderConfig, list[TensorBinding]]:
-    with open_gguf(path) as file:
-        return read_model(file, **options)
 
 
 def test_heads_of_both_layouts(tiny_model: TinyModelFactory) -> None:

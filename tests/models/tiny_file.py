@@ -27,9 +27,9 @@ def write_tiny(
     return write_tiny_model(folder / "tiny.gguf", edit=edit, architecture=architecture, **options)
 
 
-def read(path: Path) -> tuple[DecoderConfig, list[TensorBinding]]:
+def read(path: Path, **options: object) -> tuple[DecoderConfig, list[TensorBinding]]:
     with open_gguf(path) as file:
-        return read_model(file)
+        return read_model(file, **options)
 
 
 def read_tiny(tiny_model: TinyModelFactory, architecture: str, **options: object) -> DecoderConfig:

@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgeh2o import SamplingParams
+import numpy as np
+
+from edgeh2o import DenseConfig, H2OConfig, HeadwiseConfig, SamplingParams
 from edgeh2o.engine.stats import GenerationStats
 from edgeh2o.serving.answers import AnswerEngine, Event, Finished, Piece, Ticket
 from edgeh2o.serving.requests import GenerationRequest
+
+ATTENTIONS = {
+    "dense": DenseConfig(),
+    "h2o": H2OConfig(local=24, heavy=24),
+    "headwise": HeadwiseConfig(budget=64, local=16),
+}
 
 
 @dataclass(frozen=True)
@@ -19,6 +27,11 @@ class Answered:
     logprobs: tuple[float, ...]
     finish_reason: str
     stats: GenerationStats
+
+
+def tokens_of(length: int, seed: int) -> list[int]:
+    """A prompt of random tokens of the tiny models."""
+    return np.random.default_rng(seed).integers(3, 300, length).tolist()
 
 
 def request_of(

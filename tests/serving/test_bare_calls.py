@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edgeh2o.serving.bare_calls import parse_bare_calls
 from edgeh2o.serving.segments import AnswerParser
 
-from .test_segments import segments_of
+from .parsing import segments_of
 
 NAMES = ("add", "web.search")
 PARSED: dict[str, tuple[list[dict[str, Any]], str]] = {

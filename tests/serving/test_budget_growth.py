@@ -15,9 +15,8 @@ from edgeh2o.runners.base import SessionShape
 from edgeh2o.serving.shared_model import SharedModel
 from edgeh2o.serving.shared_runner import SharedRunner
 from tests.budget_tables import harmless_table
-from tests.serving.answering import Answered, answer, request_of
+from tests.serving.answering import Answered, answer, request_of, tokens_of
 from tests.serving.conftest import open_engine
-from tests.serving.test_prefix_reuse import tokens_of
 
 OWN = 128  # up to 4,096 tokens; 192 in a context of 8,192
 # What random weights attend to no memory set keeps.

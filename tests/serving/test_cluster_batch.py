@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edgeh2o.cli.main import main
-from tests.serving.test_batch import command, read, request, text_of, write
+from tests.serving.batches import command, read, request, text_of, write
 
 distributed = pytest.importorskip("distributed")
 

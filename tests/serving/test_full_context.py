@@ -13,9 +13,8 @@ import pytest
 from edgeh2o.cli.main import main
 from edgeh2o.serving.api_error import ApiError
 from edgeh2o.serving.requests import GenerationRequest
-from tests.serving.answering import answer, request_of
+from tests.serving.answering import answer, request_of, tokens_of
 from tests.serving.conftest import open_engine
-from tests.serving.test_prefix_reuse import tokens_of
 
 CONTEXT = 256
 

@@ -10,7 +10,7 @@ from edgeh2o.serving.segment import Segment
 from edgeh2o.serving.segments import AnswerParser
 from edgeh2o.serving.tools import ToolCall
 
-from .test_segments import segments_of
+from .parsing import segments_of
 
 THOUGHT = "<|channel|>analysis<|message|>hm <b><|end|>"
 TO_ADD = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>"

@@ -11,9 +11,8 @@ import pytest
 from edgeh2o import DenseConfig, H2OConfig
 from edgeh2o.attention.base import SparseAttentionConfig
 from edgeh2o.serving.requests import GenerationRequest
-from tests.serving.answering import answer, request_of
+from tests.serving.answering import answer, request_of, tokens_of
 from tests.serving.conftest import open_engine
-from tests.serving.test_prefix_reuse import tokens_of
 from tests.tiny_models import TinyModelFactory
 
 KINDS: dict[str, dict[str, object]] = {

@@ -11,9 +11,8 @@ import pytest
 from edgeh2o import SamplingParams
 from edgeh2o.engine.grammar import Grammar
 from edgeh2o.serving.requests import GenerationRequest
-from tests.serving.answering import answer, request_of
+from tests.serving.answering import answer, request_of, tokens_of
 from tests.serving.conftest import open_engine
-from tests.serving.test_prefix_reuse import tokens_of
 
 
 def repeating(lookup: str, seed: int, **fields: object) -> GenerationRequest:

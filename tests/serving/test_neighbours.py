@@ -13,9 +13,8 @@ from edgeh2o.engine.grammar import Grammar
 from edgeh2o.serving.answers import AnswerEngine, Progress, Ticket
 from edgeh2o.serving.requests import GenerationRequest
 from edgeh2o.serving.scheduler import CancelledError, Scheduler
-from tests.serving.answering import Answered, answer, request_of
+from tests.serving.answering import Answered, answer, request_of, tokens_of
 from tests.serving.conftest import open_engine
-from tests.serving.test_prefix_reuse import tokens_of
 
 
 def requests() -> list[GenerationRequest]:

@@ -19,10 +19,9 @@ from edgeh2o.serving.call_grid import ReadPlaces
 from edgeh2o.serving.prefix_disk import PrefixDisk
 from edgeh2o.serving.saved_state import SavedPlaces, pack_state, read_places, unpack_state
 from tests.budget_tables import harmless_table
-from tests.serving.answering import answer, request_of
+from tests.serving.answering import ATTENTIONS, answer, request_of, tokens_of
 from tests.serving.conftest import StartServer, open_engine
 from tests.serving.fetching import fetch
-from tests.serving.test_prefix_reuse import ATTENTIONS, tokens_of
 
 SIZE = 2**26
 

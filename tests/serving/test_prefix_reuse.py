@@ -9,28 +9,21 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgeh2o import DenseConfig, H2OConfig, HeadwiseConfig
+from edgeh2o import HeadwiseConfig
 from edgeh2o.engine.grammar import Grammar
 from edgeh2o.errors import ResourceError
 from edgeh2o.host import memory
 from edgeh2o.serving.answers import AnswerEngine, Progress, Ticket
 from edgeh2o.serving.api_error import ApiError
 from edgeh2o.serving.scheduler import CancelledError
-from tests.serving.answering import answer, request_of
+from tests.serving.answering import ATTENTIONS, answer, request_of, tokens_of
 from tests.serving.conftest import open_engine
 from tests.tiny_models import TinyModelFactory
-
-ATTENTIONS = {
-    "dense": DenseConfig(),
-    "h2o": H2OConfig(local=24, heavy=24),
-    "headwise": HeadwiseConfig(budget=64, local=16),
-}
 
 
 @pytest.fixture(scope="module", params=ATTENTIONS)
@@ -44,10 +37,6 @@ def engines(
         open_engine(serving_model, attention=attention, prefix_ram_bytes=0) as forgetting,
     ):
         yield keeping, forgetting
-
-
-def tokens_of(length: int, seed: int) -> list[int]:
-    return np.random.default_rng(seed).integers(3, 300, length).tolist()
 
 
 @settings(

@@ -14,9 +14,8 @@ from edgeh2o import SamplingParams
 from edgeh2o.serving.answers import AnswerEngine
 from edgeh2o.serving.questions import count_question
 from edgeh2o.serving.requests import GenerationRequest
-from tests.serving.answering import Answered, answer, request_of
+from tests.serving.answering import ATTENTIONS, Answered, answer, request_of
 from tests.serving.conftest import open_engine
-from tests.serving.test_prefix_reuse import ATTENTIONS
 
 DOCUMENT = "".join(
     f"{n}. the hen {'is in' if n % 3 else 'was near'} the pen {n * 7}\n" for n in range(70)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from typing import Any
 
@@ -23,21 +22,10 @@ from edgeh2o.serving.tools import (
     parse_calls,
     write_calls_as_text,
 )
+from tests.serving.parsing import SCHEMAS, segments_of
 from tests.tiny_models import TinyModelFactory
 
 CALL = '{"name": "add", "arguments": {"a": 1}}'
-SCHEMAS: dict[str, dict[str, Any]] = {
-    "add": {
-        "properties": {
-            "a": {"type": "integer"},
-            "text": {"type": "string"},
-            "flag": {"type": ["boolean", "null"]},
-            "more": {"anyOf": [{"type": "object"}, {"type": "array"}]},
-            "name": {"type": ["string", "null"]},
-            "unit": {"enum": ["1", "2"]},
-        }
-    }
-}
 BOTH = {**SCHEMAS, "multiply": {}}
 ANSWERS = {
     "hello": [("text", "hello")],
@@ -54,19 +42,6 @@ ANSWERS = {
     '<tool_call>{"name": "rm"}</tool_call>': [("text", '<tool_call>{"name": "rm"}</tool_call>')],
     f"<think>{CALL}</think>{CALL}": [("reasoning", CALL), ("text", CALL)],
 }
-
-
-def segments_of(answer: str, cuts: list[int], **options: Any) -> list[tuple[str, str]]:
-    parser = AnswerParser(SCHEMAS, **options)
-    edges = [0, *sorted(min(cut, len(answer)) for cut in cuts), len(answer)]
-    found = [s for a, b in itertools.pairwise(edges) for s in parser.push(answer[a:b])]
-    joined: list[tuple[str, str]] = []
-    for segment in [*found, *parser.finish()]:
-        value = segment.call.name if segment.call else segment.text
-        if joined and segment.kind == joined[-1][0] != "call":
-            value = joined.pop()[1] + value
-        joined.append((segment.kind, value))
-    return joined
 
 
 @pytest.mark.parametrize("answer", ANSWERS)

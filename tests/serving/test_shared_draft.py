@@ -19,9 +19,8 @@ from edgeh2o.errors import ResourceError
 from edgeh2o.serving.requests import GenerationRequest
 from edgeh2o.serving.scheduler import Scheduler
 from edgeh2o.serving.shared_draft import SharedDraft
-from tests.serving.answering import answer, request_of
+from tests.serving.answering import answer, request_of, tokens_of
 from tests.serving.conftest import open_engine
-from tests.serving.test_prefix_reuse import tokens_of
 
 EXACT: dict[str, Any] = {
     "attention": "dense",

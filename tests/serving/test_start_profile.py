@@ -15,9 +15,8 @@ from edgeh2o.attention.kept_profiles import find_profile, profile_path
 from edgeh2o.engine import payoff
 from edgeh2o.errors import ResourceError
 from edgeh2o.formats.known_models import CACHE_VARIABLE
-from tests.serving.answering import answer, request_of
+from tests.serving.answering import answer, request_of, tokens_of
 from tests.serving.conftest import open_engine
-from tests.serving.test_prefix_reuse import tokens_of
 
 LONG = tokens_of(2600, seed=1)
 

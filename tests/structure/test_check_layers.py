@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeh2o.attention.registry import sparse_attention_algorithms
-from tools.check_layers import CPP_FOLDERS, check_cpp, check_python, main
+from tools.check_layers import CPP_FOLDERS, check_cpp, check_others, check_python, main
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -59,6 +59,9 @@ def test_every_folder_of_the_sources_is_known() -> None:
         ("engine/_sampler.pyx", "import edgeh2o.cli"),
         ("tokenizer/_text.pxd", "from ..llm cimport LLM"),
         ("_core.pyi", "from .config import ModelConfig"),
+        ("engine/generate.py", "from tools.make_tiny_model import write_tiny_model"),
+        ("cli/run.py", "import bench.reporting"),
+        ("cli/run.py", "def load():\n    from tests import tiny_models"),
     ],
 )
 def test_upward_imports_are_found(tmp_path: Path, module: str, statement: str) -> None:
@@ -179,6 +182,59 @@ def test_two_ways_to_one_module_are_no_circle(tmp_path: Path) -> None:
     assert check_python(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("module", "statement"),
+    [
+        ("tests/engine/test_lookup.py", "from tests.engine.test_stop import STOPS"),
+        ("tests/engine/fakes.py", "def load():\n    from tests.engine import test_stop"),
+        ("tests/engine/fakes.py", "from .test_stop import STOPS"),
+        ("tools/fuzz_gguf.py", "import tests.engine.test_stop"),
+        ("tools/fuzz_gguf.py", "from tests.engine.conftest import model"),
+        ("bench/quality.py", "from tests.engine.fakes import CONFIG"),
+        ("bench/cuda_cases/case.py", "from tests.engine import conftest"),
+    ],
+)
+def test_imports_of_tests_are_found(tmp_path: Path, module: str, statement: str) -> None:
+    for name in ("fakes", "test_stop", "conftest"):
+        write(tmp_path, f"tests/engine/{name}.py")
+    write(tmp_path, module, "import json", statement)
+    (violation,) = check_others(tmp_path)
+    assert violation.path == tmp_path / module
+    assert violation.line == (3 if "\n" in statement else 2)
+    assert "must not import" in violation.message
+
+
+@pytest.mark.parametrize(
+    ("module", "statement"),
+    [
+        ("tests/engine/test_lookup.py", "from tests.engine.fakes import CONFIG"),
+        ("tests/engine/test_lookup.py", "from tests.engine.conftest import model"),
+        ("tests/engine/test_lookup.py", "from bench.quality import measure"),
+        ("tests/engine/fakes.py", "from tools.cuda_driver import Device"),
+        ("tools/fuzz_gguf.py", "from tests.engine import fakes"),
+        ("tools/fuzz_gguf.py", "from edgeh2o.cli.main import main"),
+        ("tools/update_goldens.py", "from bench.quality import measure"),
+        ("bench/quality.py", "from tools.cuda_driver import Device"),
+    ],
+)
+def test_imports_of_what_is_shared_pass(tmp_path: Path, module: str, statement: str) -> None:
+    write(tmp_path, "tests/engine/conftest.py")
+    write(tmp_path, "tests/engine/fakes.py")
+    write(tmp_path, "tools/cuda_driver.py")
+    write(tmp_path, "bench/quality.py")
+    write(tmp_path, module, statement)
+    assert check_others(tmp_path) == []
+
+
+def test_a_circle_through_tools_and_tests_is_found(tmp_path: Path) -> None:
+    write(tmp_path, "tests/tiny_models.py", "from tools.make_tiny_model import write")
+    write(tmp_path, "tools/make_tiny_model.py", "from tests.families import FAMILIES")
+    write(tmp_path, "tests/families.py", "", "from .tiny_models import MODELS")
+    (violation,) = check_others(tmp_path)
+    names = ("tests/families", "tests/tiny_models", "tools/make_tiny_model", "tests/families")
+    assert str(violation) == f"{tmp_path}/tools/make_tiny_model.py:1: a circle: {' > '.join(names)}"
+
+
 def test_circles_of_includes_are_found(tmp_path: Path) -> None:
     write(tmp_path, "cpp/base/span.h", "#include <cstddef>", '#include "base/check.h"')
     write(tmp_path, "cpp/base/check.h", '#include "span.h"')
@@ -195,9 +251,11 @@ def test_exit_code_and_output_name_the_line(
     write(tmp_path, "edgeh2o/config.py", "", "from . import llm")
     write(tmp_path, "edgeh2o/llm.py")
     write(tmp_path, "cpp/base/span.h", '#include "base/missing.h"', "#pragma omp for")
+    write(tmp_path, "bench/quality.py", "import tests")
     assert main([str(tmp_path)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
         f"{tmp_path}/edgeh2o/config.py:2: config must not import llm",
+        f"{tmp_path}/bench/quality.py:1: bench must not import tests",
         f"{tmp_path}/cpp/base/span.h:2: OpenMP belongs in base/parallel",
     ]

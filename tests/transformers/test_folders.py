@@ -19,7 +19,7 @@ from tests.tiny_models import TinyModelFactory
 
 from .folders import MODEL_TYPES, write_folder
 from .published import read_published
-from .test_published import CASES as PUBLISHED
+from .published_cases import CASES as PUBLISHED
 
 CASES: dict[str, dict[str, object]] = {
     "llama": {},

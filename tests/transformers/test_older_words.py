@@ -16,10 +16,8 @@ from edgeh2o.models.transformers.config import describe_config
 from edgeh2o.runners.safetensors import SafetensorsModelFile
 
 from .published import read_published
+from .published_cases import log_probabilities, write_case
 from .safetensors_files import read_safetensors, write_safetensors
-from .test_published import log_probabilities, tokenizer_folder, write_case
-
-__all__ = ["tokenizer_folder"]  # a fixture
 
 
 def describe(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,66 +12,28 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from edgeh2o import _core
 from edgeh2o.errors import FormatError
 from edgeh2o.export.gguf import quantize_model
 from edgeh2o.models.transformers.families import FAMILIES
 from edgeh2o.models.transformers.weights import open_transformers
 from edgeh2o.runners.native import NativeModelFile
 from edgeh2o.runners.safetensors import SafetensorsModelFile
-from tests.tiny_models import TinyModelFactory
+from tests.transformers.published_cases import CASES, CHUNK, log_probabilities, write_case
 
-from .folders import write_folder
-from .published import FOLDER, Published, read_published, write_published
+from .published import read_published, write_published
 from .safetensors_files import read_safetensors, write_safetensors
 
-CASES = sorted(path.stem for path in FOLDER.glob("*.npz"))
 # Of models whose Q, K and V lie otherwise there, and that have rows of whole blocks.
 QUANTISED_CASES = [name for name in CASES if re.match("phi|gpt_neox|falcon(?!_h1)|olmo", name)]
-CHUNK, N_DECODED = 32, 12
 MAX_KL, MAX_DIFFERENCE = 1e-9, 1e-3  # nats
 # Their GELU has an error function, where ours has a hyperbolic tangent.
 ERF_CASES, MAX_ERF_KL, MAX_ERF_DIFFERENCE = ("gpt_neox_erf", "falcon_erf"), 2e-7, 5e-3
 FP4_VALUES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
 
-@pytest.fixture
-def tokenizer_folder(tiny_model: TinyModelFactory, tmp_path: Path) -> Path:
-    return write_folder(tiny_model(), tmp_path / "tokenizer")
-
-
-def write_case(folder: Path, case: Published, tokenizer_folder: Path) -> None:
-    folder.mkdir()
-    write_published(folder, case.config, case.shapes)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_text((tokenizer_folder / name).read_text())
-
-
 def load(folder: Path) -> None:
     with SafetensorsModelFile(folder, "f32") as file:
         file.load()
-
-
-def log_probabilities(file: NativeModelFile, tokens: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Of all positions: a prefill by chunks, then tokens one by one."""
-    with file:
-        model = file.load()._core_model
-    n_prompt = len(tokens) - N_DECODED
-    session = _core.Sequence(
-        model,
-        _core.dense_policy(),
-        max_context=len(tokens),
-        batch_size=len(tokens),
-        chunk_size=CHUNK,
-        cache_type="f32",
-        all_rows=True,
-    )
-    session.prefill(tokens[:n_prompt], is_last=True)
-    rows = [*session.row_logits(0, n_prompt)]
-    rows += [np.array(session.decode(int(token))) for token in tokens[n_prompt:]]
-    logits = np.array(rows, np.float64)
-    logits -= logits.max(axis=-1, keepdims=True)
-    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
 
 
 def divergence(expected: NDArray[np.float32], actual: NDArray[np.float64]) -> float:

@@ -19,7 +19,7 @@ from edgeh2o.engine.opening import open_model
 from edgeh2o.runners.base import RunnerState
 from edgeh2o.runners.cuda import CudaModelFile
 from tests.cuda.models.greedy import SHAPE, greedy
-from tests.cuda.models.test_rules import Loudest, check_rule
+from tests.cuda.models.rules import Loudest, check_rule
 from tests.model.model_pair import (
     CHUNK_SIZE,
     HEAVY,
