@@ -159,7 +159,7 @@ def _convert(gguf: GgufFile, info: TensorInfo, kind: str) -> Iterator[bytes]:
         count = min(step, info.rows - first)
         data = owner.read(info.offset + first * row_bytes, count * row_bytes)
         if kind == info.type_name:
-            yield bytes(data)
+            yield data
             continue
         piece, bad = _core.convert_rows(data, info.type_name, kind, count, info.cols)
         if bad is not None:

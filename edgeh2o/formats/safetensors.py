@@ -2,8 +2,7 @@
 
 A file is a header length of 64 bits, a JSON object (name -> dtype, shape, data_offsets), and the
 bytes of the tensors without gaps. Everything in it is untrusted: sizes are Python integers, the
-ranges of tensors are checked against each other and against the file before anything is read. As
-GGUF files, they are read and never mapped.
+ranges of tensors are checked against each other and against the file before anything is read.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ import re
 import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn, final
+from typing import Any, final
 
 from ..errors import FormatError, ResourceError, UsageError
-from .gguf import open_regular_file, read_at
 from .metadata import quote
 from .model_folder import read_json
+from .open_file import OpenFile, open_regular_file
 
 MAX_HEADER_BYTES = 64 * 2**20
 MAX_TENSORS = 2**18
@@ -55,50 +54,20 @@ class StoredTensor:
 
 
 @final
-class SafetensorsFile:
+class SafetensorsFile(OpenFile):
     """An open file. Use ``open_safetensors`` to make one; usable as a context manager."""
 
-    __slots__ = ("_descriptor", "path", "tensors")
+    __slots__ = ("tensors",)
 
     def __init__(self, path: Path, descriptor: int) -> None:
-        self.path = path
-        self._descriptor: int | None = descriptor
+        super().__init__(path, descriptor)
         self.tensors: dict[str, StoredTensor] = {}
-
-    def read(self, offset: int, n_bytes: int) -> bytes:
-        """Bytes of the file. Raises FormatError if it became shorter, ResourceError."""
-        return read_at(self.path, self.fileno(), offset, n_bytes)
 
     def duplicate(self) -> SafetensorsFile:
         """The same file with a descriptor of its own."""
         copy = SafetensorsFile(self.path, os.dup(self.fileno()))
         copy.tensors = self.tensors
         return copy
-
-    def fileno(self) -> int:
-        """The descriptor of the file."""
-        if self._descriptor is None:
-            raise ValueError(f"{self.path} is closed")
-        return self._descriptor
-
-    def close(self) -> None:
-        """Closes the file; may be called again."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-        self._descriptor = None
-
-    def __enter__(self) -> SafetensorsFile:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()
-
-    def __reduce__(self) -> NoReturn:
-        """A copy would close the descriptor of this one."""
-        raise TypeError("an open file cannot be copied or pickled; see duplicate()")
 
 
 def name_path(path: Path, error: FormatError) -> FormatError:

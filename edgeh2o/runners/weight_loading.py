@@ -9,7 +9,8 @@ from threading import Thread
 from typing import Protocol
 
 from .. import _core
-from ..formats.gguf import GgufFile, truncated, unreadable
+from ..formats.gguf import GgufFile
+from ..formats.open_file import truncated, unreadable
 from ..models.tensors import TensorBinding
 
 OnBytes = Callable[[int, int], None]
