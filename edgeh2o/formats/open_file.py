@@ -60,8 +60,11 @@ class OpenFile:
         raise TypeError("an open file cannot be copied or pickled; see duplicate()")
 
 
-def open_regular_file(path: Path) -> int:
-    """A descriptor of a file. Raises ResourceError, and FormatError for what is no file."""
+def open_regular_file(path: Path, cure: str | None = None) -> int:
+    """A descriptor of a file. Raises ResourceError, and FormatError for what is no file.
+
+    ``cure`` is that of the latter, by default to give a GGUF file instead.
+    """
     # A FIFO would block open() for ever, hence O_NONBLOCK and the check of the open descriptor.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
@@ -76,8 +79,9 @@ def open_regular_file(path: Path) -> int:
         return descriptor
     os.close(descriptor)
     if stat.S_ISDIR(mode):
-        raise FormatError(f"{path}: is a directory; give the .gguf file inside it")
-    raise FormatError(f"{path}: is not a regular file (a pipe or a device); give a .gguf file")
+        raise FormatError(f"{path}: is a directory; {cure or 'give the .gguf file inside it'}")
+    what = "is not a regular file (a pipe or a device)"
+    raise FormatError(f"{path}: {what}; {cure or 'give a .gguf file'}")
 
 
 def read_at(path: Path, descriptor: int, offset: int, n_bytes: int) -> bytes:

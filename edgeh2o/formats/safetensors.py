@@ -82,7 +82,8 @@ def open_safetensors(path: Path) -> SafetensorsFile:
     Raises ``ResourceError`` if it cannot be read and ``FormatError`` if it is malformed; the
     message names the file, the tensor, and the cure.
     """
-    file = SafetensorsFile(path, open_regular_file(path))
+    cure = "fetch this file of the model again, in its place"
+    file = SafetensorsFile(path, open_regular_file(path, cure))
     try:
         file.tensors = _read_header(file, os.fstat(file.fileno()).st_size)
     except FormatError as error:

@@ -147,6 +147,12 @@ def test_parts_must_fit_together(tiny_model: TinyModelFactory, tmp_path: Path) -
     shards(folder)[1].write_bytes(shards(folder)[0].read_bytes())
     with pytest.raises(FormatError, match=r"is in model-00001-of-00003.safetensors too"):
         open_folder(folder)
+    folder = fresh("no_file", has_index=True)
+    first = shards(folder)[0]
+    first.unlink()
+    first.mkdir()
+    with pytest.raises(FormatError, match=r"is a directory; fetch this file of the model again"):
+        open_folder(folder)
     folder = fresh("several", has_index=False)
     shards(folder)[0].rename(folder / "other.safetensors")
     with pytest.raises(UsageError, match="several safetensors files"):
