@@ -262,8 +262,10 @@ def _make_plan(config: ModelConfig, options: ModelOptions) -> RunPlan:
 
 
 def _describe_attention(config: ModelConfig, options: ModelOptions) -> dict[str, Any]:
+    from ..engine.context_size import context_limit
+
     plan = _make_plan(config, options)
-    plan = plan.for_length(plan.context_size or config.context_length)
+    plan = plan.for_length(context_limit(plan))
     return {**plan.attention.report(config), "chunk_size": plan.chunk_size}
 
 
@@ -276,17 +278,17 @@ def _describe_memory(
     available: int | None = None,
 ) -> dict[str, Any]:
     """Of the host's memory, or of ``available`` bytes of a GPU."""
+    from ..engine.context_size import context_limit
     from ..engine.memory_fit import find_largest_context, find_room, session_sizes
     from ..engine.opening import import_answering
     from ..host import memory
 
     import_answering()
-    trained = plan.config.context_length
-    context = plan.context_size or trained
+    context = context_limit(plan)
     plan = plan.for_length(context)
     parts = dict(estimate(plan.attention, plan.shape(context)))
     room = find_room(plan.threads, weights, mapped) if available is None else available - weights
-    most = max(context, trained)
+    most = max(context, plan.config.context_length)
     return {
         "context": context,
         "weights": weights,

@@ -18,12 +18,15 @@ OPEN_ANSWER_TOKENS = 1024
 CONTEXT_STEP = 256
 
 
+def context_limit(plan: RunPlan) -> int:
+    """Most positions of a session: those asked for, else the trained length."""
+    return plan.context_size or plan.config.context_length
+
+
 def least_context(plan: RunPlan) -> int:
     """Positions that any run needs: those asked for, else those of a short prompt."""
-    trained = plan.config.context_length
-    if plan.context_size is None:
-        return min(MIN_DEFAULT_CONTEXT, trained)
-    return plan.context_size or trained
+    limit = context_limit(plan)
+    return min(MIN_DEFAULT_CONTEXT, limit) if plan.context_size is None else limit
 
 
 def choose_context(

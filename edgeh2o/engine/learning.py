@@ -11,6 +11,7 @@ from ..attention.budget_table import BudgetTable
 from ..attention.head_budgets import PROFILE_POINTS, TOO_SHORT, UNKNOWN, keys_per_query
 from ..attention.kept_profiles import MIN_PROMPT, PROFILE_TOKENS, keep_profile
 from ..model_config import DecoderConfig
+from .context_size import context_limit
 from .memory_fit import find_room, host_sizes, require_fit
 from .payoff import choose_reading
 
@@ -39,8 +40,7 @@ def may_learn(plan: RunPlan, model: LoadedModel, n_tokens: int) -> bool:
 
 def lacks_profile(plan: RunPlan, model: LoadedModel) -> bool:
     """Whether nothing is known of the model, and a profile would say what it needs."""
-    longest = plan.context_size or plan.config.context_length
-    return plan.attention.profiled_prompts == 0 and may_learn(plan, model, longest)
+    return plan.attention.profiled_prompts == 0 and may_learn(plan, model, context_limit(plan))
 
 
 def measure_profile(

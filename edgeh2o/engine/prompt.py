@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ..errors import ContextLengthError, UsageError
+from .context_size import context_limit
 from .transcript import Transcript
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class PromptReader:
     ) -> None:
         self.model = model
         self._config = plan.config
-        self._limit = plan.context_size or plan.config.context_length
+        self._limit = context_limit(plan)
         self._source = template
         self._variables = variables
         self._template: ChatTemplate | None = None

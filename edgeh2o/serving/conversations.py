@@ -10,7 +10,7 @@ from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from ..engine.context_size import choose_context, rotate_alike
+from ..engine.context_size import choose_context, context_limit, rotate_alike
 from ..engine.memory_fit import check_start
 from ..engine.transcript import count_common
 from ..errors import EdgeH2OError, ResourceError
@@ -66,6 +66,7 @@ class ConversationPool:
     ) -> None:
         self.prompts = opened.prompts
         self.plan = opened.plan
+        self.context_limit = context_limit(self.plan)  # tokens of a prompt and its answer
         self._opened = opened
         self.model = SharedModel(opened.model, scheduler)
         self.draft = None if opened.draft is None else SharedDraft(opened.draft, scheduler)
@@ -79,12 +80,6 @@ class ConversationPool:
         self._is_closed = False
         self._lock = Lock()
         self.prompt_lock = Lock()  # of ``prompts``, which serve one thread at a time
-
-    @property
-    def context_limit(self) -> int:
-        """Most tokens of a prompt and its answer."""
-        trained = self.plan.config.context_length
-        return self.plan.context_size or trained
 
     @property
     def n_bytes(self) -> int:
