@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 # Of a short convolution, as the core has it.
@@ -33,9 +34,14 @@ class ModelConfig:
     has_shared_sets: bool = False
 
     @property
+    def layer_heads(self) -> Sequence[tuple[int, int]]:
+        """Query heads and KV heads of every layer."""
+        return [(self.n_heads, self.n_kv_heads)] * self.n_layers
+
+    @property
     def n_slots(self) -> int:
         """KV heads of all layers."""
-        return self.n_layers * self.n_kv_heads
+        return sum(n_kv_heads for _, n_kv_heads in self.layer_heads)
 
     @property
     def splits_groups(self) -> bool:
@@ -49,7 +55,8 @@ class ModelConfig:
 
     @property
     def _may_split_groups(self) -> bool:
-        return not self.has_shared_sets and self.n_heads > self.n_kv_heads
+        are_equal = len(set(self.layer_heads)) == 1
+        return are_equal and not self.has_shared_sets and self.n_heads > self.n_kv_heads
 
     @property
     def has_like_layers(self) -> bool:
@@ -264,10 +271,9 @@ class DecoderConfig(ModelConfig):
         return max(layer.index_top_k for layer in self.layers)
 
     @property
-    def n_slots(self) -> int:
-        return sum(layer.n_kv_heads for layer in self.layers)
+    def layer_heads(self) -> Sequence[tuple[int, int]]:
+        return [(layer.n_heads, layer.n_kv_heads) for layer in self.layers]
 
     @property
     def splits_groups(self) -> bool:
-        are_equal = len({(layer.n_heads, layer.n_kv_heads) for layer in self.layers}) == 1
-        return are_equal and self.latent is None and self._may_split_groups
+        return self.latent is None and self._may_split_groups

@@ -51,13 +51,8 @@ class OnnxConfig(ModelConfig):
     latent: None = None
 
     @property
-    def n_slots(self) -> int:
-        return sum(layer.n_kv_heads for layer in self.layers)
-
-    @property
-    def splits_groups(self) -> bool:
-        are_equal = len({(layer.n_heads, layer.n_kv_heads) for layer in self.layers}) == 1
-        return are_equal and self._may_split_groups
+    def layer_heads(self) -> Sequence[tuple[int, int]]:
+        return [(layer.n_heads, layer.n_kv_heads) for layer in self.layers]
 
     @property
     def is_recurrent(self) -> bool:

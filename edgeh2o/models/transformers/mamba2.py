@@ -35,20 +35,24 @@ _NO_LIMIT = ([0.0, math.inf], [0, math.inf], [0.0, {"__float__": "Infinity"}], N
 _UNUSED = ("time_step_min", "time_step_max", "time_step_floor", "time_step_rank")
 
 
+def _state_sizes(settings: Settings, inner_size: int) -> dict[str, Any]:
+    return {
+        "ssm.conv_kernel": settings.integer("mamba_d_conv", default=4),
+        "ssm.state_size": settings.integer("mamba_d_state", default=256),
+        "ssm.group_count": settings.integer("mamba_n_groups", default=1),
+        "ssm.time_step_rank": settings.integer("mamba_n_heads", default=128),
+        "ssm.inner_size": inner_size,
+    }
+
+
 def _read_granite(settings: Settings, keys: dict[str, Any]) -> None:
     kinds = settings.take("layer_types")
     if kinds is None:
         raise FormatError(f"{settings.label('layer_types')} is missing")
     set_attending(keys, [kind in _ATTENDING for kind in kinds])
     keys["rope.scaling.finetuned"] = settings.take("position_embedding_type") == "rope"
-    n_heads = settings.integer("mamba_n_heads", default=128)
-    keys |= {
-        "ssm.conv_kernel": settings.integer("mamba_d_conv", default=4),
-        "ssm.state_size": settings.integer("mamba_d_state", default=256),
-        "ssm.group_count": settings.integer("mamba_n_groups", default=1),
-        "ssm.time_step_rank": n_heads,
-        "ssm.inner_size": settings.integer("mamba_expand", default=2) * keys["embedding_length"],
-    }
+    inner_size = settings.integer("mamba_expand", default=2) * keys["embedding_length"]
+    keys |= _state_sizes(settings, inner_size)
     width = settings.integer("shared_intermediate_size", default=1024)
     n_experts = settings.count("num_experts", default=8)
     if n_experts:
@@ -89,14 +93,7 @@ def _read_nemotron(settings: Settings, keys: dict[str, Any]) -> None:
 
 
 def _read_falcon(settings: Settings, keys: dict[str, Any]) -> Mapping[str, Factors]:
-    n_heads = settings.integer("mamba_n_heads", default=128)
-    keys |= {
-        "ssm.conv_kernel": settings.integer("mamba_d_conv", default=4),
-        "ssm.state_size": settings.integer("mamba_d_state", default=256),
-        "ssm.group_count": settings.integer("mamba_n_groups", default=1),
-        "ssm.time_step_rank": n_heads,
-        "ssm.inner_size": settings.integer("mamba_d_ssm", default=1024),
-    }
+    keys |= _state_sizes(settings, settings.integer("mamba_d_ssm", default=1024))
     if settings.flag("mamba_rms_norm"):
         settings.require("mamba_norm_before_gate", (False,))
     settings.take("mamba_norm_before_gate")
