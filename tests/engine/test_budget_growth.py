@@ -24,6 +24,7 @@ from edgeh2o.engine.saved_plan import fingerprint_of, plan_of_fingerprint
 from edgeh2o.evaluation.reading import prefill_prompt
 from edgeh2o.runners.base import SessionShape
 from tests.budget_tables import harmless_table
+from tests.engine.unknown_models import random_prompt
 from tests.tiny_models import TinyModelFactory
 
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
@@ -59,11 +60,6 @@ def load(path: Path, attention: SparseAttentionConfig | None = None, **options: 
     return LLM(path, attention=attention, prefill=UNGUARDED, **options)
 
 
-def prompt_of(llm: LLM, n_tokens: int, seed: int = 0) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    return rng.integers(3, llm.config.vocab_size, n_tokens).astype(np.int32)
-
-
 def plan_of(llm: LLM, attention: SparseAttentionConfig) -> RunPlan:
     return RunPlan.of(llm.config, attention, UNGUARDED, RuntimeConfig())
 
@@ -74,7 +70,7 @@ def test_a_prompt_is_read_by_the_budget_of_its_length(
     pairs = {}
     with load(path, by_table) as llm:
         for n_tokens, budget in ((3000, OWN), (LONG, LONG_BUDGET), (3000, OWN)):
-            stats = llm.generate(prompt_of(llm, n_tokens), ONE_TOKEN).stats
+            stats = llm.generate(random_prompt(llm, n_tokens), ONE_TOKEN).stats
             assert (stats.attention["budget"], stats.attention["table"]) == (budget, "file")
             assert f"budget {budget}" in stats.format_table()
             pairs[budget] = stats.pairs_computed
@@ -83,14 +79,14 @@ def test_a_prompt_is_read_by_the_budget_of_its_length(
     )
     for attention in (of_heads, replace(by_table, budget=OWN)):
         with load(path, attention) as llm:
-            stats = llm.generate(prompt_of(llm, LONG), ONE_TOKEN).stats
+            stats = llm.generate(random_prompt(llm, LONG), ONE_TOKEN).stats
             assert (stats.pairs_computed == pairs[LONG_BUDGET]) == (attention is of_heads)
             assert stats.pairs_computed <= pairs[LONG_BUDGET]
 
 
 def test_evaluations_read_as_prompts_are_read(path: Path, by_table: HeadwiseConfig) -> None:
     with load(path, by_table) as llm:
-        prompt = prompt_of(llm, LONG)
+        prompt = random_prompt(llm, LONG)
         stats = llm.generate(prompt, ONE_TOKEN).stats
         runner = llm.start_runner(LONG)
         prefill_prompt(runner, prompt)
@@ -108,9 +104,9 @@ def test_evaluations_read_as_prompts_are_read(path: Path, by_table: HeadwiseConf
 
 def test_a_chat_goes_by_its_context(path: Path, by_table: HeadwiseConfig) -> None:
     with load(path, by_table, context_size=LONG) as llm:
-        stats = llm.generate(prompt_of(llm, 400), ONE_TOKEN, keep_cache=True).stats
+        stats = llm.generate(random_prompt(llm, 400), ONE_TOKEN, keep_cache=True).stats
         assert stats.attention["budget"] == LONG_BUDGET
-        stats = llm.generate(prompt_of(llm, 400), ONE_TOKEN).stats  # no chat
+        stats = llm.generate(random_prompt(llm, 400), ONE_TOKEN).stats  # no chat
         assert stats.attention["budget"] == OWN
 
 
@@ -118,7 +114,7 @@ def test_a_chat_that_grows_keeps_its_budget_unless_most_of_it_is_new(
     path: Path, by_table: HeadwiseConfig
 ) -> None:
     with load(path, by_table) as llm:
-        prompt = prompt_of(llm, LONG)
+        prompt = random_prompt(llm, LONG)
         stats = llm.generate(prompt[:3000], ONE_TOKEN, keep_cache=True).stats
         assert stats.attention["budget"] == OWN
         stats = llm.generate(prompt[:5000], ONE_TOKEN, keep_cache=True).stats
@@ -138,9 +134,9 @@ def test_a_beginning_with_larger_budgets_serves_a_shorter_prompt(
     path: Path, by_table: HeadwiseConfig
 ) -> None:
     with load(path, by_table) as llm:
-        prompt = prompt_of(llm, LONG)
+        prompt = random_prompt(llm, LONG)
         llm.generate(prompt, ONE_TOKEN, keep_cache=True)
-        other = np.concatenate([prompt[:2100], prompt_of(llm, 2500, seed=1)])
+        other = np.concatenate([prompt[:2100], random_prompt(llm, 2500, seed=1)])
         stats = llm.generate(other, ONE_TOKEN, keep_cache=True).stats
         assert stats.cached_tokens == 2048
         assert stats.attention["budget"] >= LONG_BUDGET
@@ -154,7 +150,7 @@ def test_a_session_file_goes_on_with_its_budget(
     attention = by_table if is_by_hand else None
     file = tmp_path / "saved"
     with load(path, attention) as llm:
-        prompt = prompt_of(llm, LONG)
+        prompt = random_prompt(llm, LONG)
         made = llm.generate(prompt[:7000], FEW_TOKENS, keep_cache=True)
         budget = made.stats.attention["budget"]
         assert budget > OWN
@@ -181,7 +177,7 @@ def test_a_file_of_other_budgets_is_not_taken_for_one_of_a_longer_prompt(
 ) -> None:
     file = tmp_path / "saved"
     with load(path, by_table) as llm:
-        llm.generate(prompt_of(llm, 7000), ONE_TOKEN, keep_cache=True)
+        llm.generate(random_prompt(llm, 7000), ONE_TOKEN, keep_cache=True)
         llm.save_session(file)
     n_heads = len(table.errors)
     rows = tuple(tuple((1 + 99 * (i % 2)) / level for level in LEVELS) for i in range(n_heads))
@@ -262,8 +258,8 @@ def test_the_rest_of_a_first_prompt_goes_by_its_length(path: Path) -> None:
         prefill=PrefillConfig(batch_size=1024, chunk_size=256, max_error=100),
         attention=HeadwiseConfig(max_past=0),
     ) as llm:
-        stats = llm.generate(prompt_of(llm, 9000), ONE_TOKEN).stats
+        stats = llm.generate(random_prompt(llm, 9000), ONE_TOKEN).stats
         assert stats.note == "the first 1,024 tokens read dense and profiled"
         assert (stats.attention["table"], stats.attention["budget"]) == ("profile (1 prompt)", 1664)
-        again = llm.generate(prompt_of(llm, 9000), ONE_TOKEN).stats
+        again = llm.generate(random_prompt(llm, 9000), ONE_TOKEN).stats
         assert again.attention["budget"] == 1664

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,12 +20,10 @@ TOKENS = random_tokens(64, seed=5)
 
 
 @pytest.fixture(params=_core.available_isas())
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+def isa(request: pytest.FixtureRequest) -> str:
     """Runs the test with each instruction set; models are packed for it."""
-    before = _core.active_isa()
     _core.use_isa(request.param)
-    yield request.param
-    _core.use_isa(before)
+    return request.param
 
 
 class EveryThird:

@@ -10,12 +10,10 @@ from edgeh2o import _core
 
 
 @pytest.fixture(params=_core.available_isas())
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Forces one instruction set for the objects made in the test."""
-    before = _core.active_isa()
+def isa(request: pytest.FixtureRequest) -> str:
+    """Forces one instruction set for the objects made in the test; tests/conftest.py ends it."""
     _core.use_isa(request.param)
-    yield request.param
-    _core.use_isa(before)
+    return request.param
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -27,11 +25,9 @@ def _has_int8(isa: str) -> bool:
 
 
 @pytest.fixture(autouse=True, params=[isa for isa in _core.available_isas() if _has_int8(isa)])
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = _core.active_isa()
+def isa(request: pytest.FixtureRequest) -> str:
     _core.use_isa(request.param)
-    yield request.param
-    _core.use_isa(before)
+    return request.param
 
 
 def run(qkv: tuple[Array, Array, Array], shape: Shape, **options: float | str) -> Array:
