@@ -194,7 +194,6 @@ class Sequence {
   // them. Throws std::invalid_argument for more than there are.
   void append_ahead(Span<const int32_t> tokens);
   void accept(size_t n);
-  size_t n_ahead() const { return ahead_.size(); }
   size_t max_decode_tokens() const {
     return is_recurrent() || shape_.evicts ? 1 : std::min(kMaxDecodeTokens, shape_.batch_size);
   }

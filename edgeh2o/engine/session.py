@@ -372,7 +372,7 @@ class Session:
 
     def load(self, path: Path) -> dict[str, Any]:
         """Takes up a session file; returns its ``extra``."""
-        from .session_file import find_room, open_session
+        from .session_file import find_answer_room, open_session
 
         with self.access.call(), ExitStack() as stack:
             plan, vocab_size = self._plan_of_file(path), self.plan.config.vocab_size
@@ -387,7 +387,7 @@ class Session:
                 None if values is None else Transcript.from_dict(values, vocab_size=vocab_size)
             )
             n_tokens = len(saved.state.token_ids)
-            room = find_room(self.plan, path, n_tokens, saved.context)
+            room = find_answer_room(self.plan, path, n_tokens, saved.context)
             runner = self.prepare(n_tokens, room, plan)
             saved.restore(runner)
             self._generation, self._transcript = None, transcript

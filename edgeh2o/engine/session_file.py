@@ -135,7 +135,7 @@ def write_session(
         ) from None
 
 
-def find_room(plan: RunPlan, path: Path, n_tokens: int, made_for: int) -> int:
+def find_answer_room(plan: RunPlan, path: Path, n_tokens: int, made_for: int) -> int:
     """Tokens that a file needs room for behind its own, -1 for those of an open answer.
 
     Such that its context rotates keys as that in which it was made. Raises UsageError.

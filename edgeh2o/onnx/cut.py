@@ -223,7 +223,7 @@ class _Cutter:
                 needed.add(id(self._graph.producers[name]))
                 continue
             if name in self._graph.inputs:
-                self._check_input(name, level)
+                self._check_input(name)
                 inputs[name] = None
                 continue
             own_level = self._levels[name]
@@ -247,7 +247,7 @@ class _Cutter:
                 segment.nodes += _take_past_shape(node) if is_past_shape else [node]
         return segment
 
-    def _check_input(self, name: str, level: int) -> None:
+    def _check_input(self, name: str) -> None:
         if name in (TOKENS, POSITIONS, MASK):
             return
         if is_past(name):
