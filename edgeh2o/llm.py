@@ -157,7 +157,7 @@ class LLM(OpenModel):
     @property
     def has_open_prompt(self) -> bool:
         """Whether a prompt with ``keep_cache`` was read, up to a mark at least: it may be saved."""
-        return self._session.has_open_prompt
+        return self._session.cache.has_open_prompt
 
     def forget(self) -> None:
         """Empties the cache of prompts with ``keep_cache``: they are not saved any more."""

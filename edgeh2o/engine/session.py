@@ -304,10 +304,6 @@ class Session:
         with self._replacing_runner():
             return self.cache.begin_anew(plan, context, n_prompt)
 
-    def may_go_on(self, n_kept: int, n_prompt: int, context: int) -> bool:
-        """As ``PromptCache.may_go_on``."""
-        return self.cache.may_go_on(n_kept, n_prompt, context)
-
     def begin_as(self, other: Session, n_tokens: int, context: int) -> None:
         """Takes up the first ``n_tokens`` of another session; see ``PromptCache.copy_from``."""
         with self.access.call():
@@ -326,11 +322,6 @@ class Session:
         """That of a session file which is made now."""
         return fingerprint_of(self.cache.running, self.model)
 
-    @property
-    def has_open_prompt(self) -> bool:
-        """As ``PromptCache.has_open_prompt``."""
-        return self.cache.has_open_prompt
-
     def save(self, path: Path, extra: Mapping[str, Any]) -> None:
         """Writes a session file; one without a cache if there is only ``extra`` to go on from.
 
@@ -342,7 +333,7 @@ class Session:
         check_extra(extra)
         with self.access.call():
             transcript, runner = self.transcript, self.runner
-            if runner is None or not self.has_open_prompt or (extra and n_evicted(runner)):
+            if runner is None or not self.cache.has_open_prompt or (extra and n_evicted(runner)):
                 if not extra:
                     raise UsageError(
                         "there is no prompt to save: one must have been read with keep_cache"

@@ -155,7 +155,7 @@ class ConversationPool:
         best, n_best, departs = None, 0, None
         for each in self._kept:
             n_usable, n_common = self._count_usable(each, prompt, n_question)
-            if n_usable > n_best and each.session.may_go_on(n_usable, n_tokens, context):
+            if n_usable > n_best and each.session.cache.may_go_on(n_usable, n_tokens, context):
                 best, n_best, departs = each, n_usable, n_common
         if self.disk is not None:
             shape = PromptShape(n_tokens, n_question)

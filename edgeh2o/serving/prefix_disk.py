@@ -130,7 +130,7 @@ class PrefixDisk:
             return
         try:
             runner.prepare_to_save()
-            if conversation.session.has_open_prompt:
+            if conversation.session.cache.has_open_prompt:
                 with self._locked():
                     self._save(conversation)
         except (EdgeH2OError, OSError) as error:
