@@ -543,6 +543,15 @@ class Sequence(_Prompt):
 
         In huge pages, which suit one long prompt, a few tokens take most of it.
         """
+    @property
+    def mark_bytes(self) -> int:
+        """What its marks take besides."""
+    @property
+    def resident_bytes(self) -> int | None:
+        """What of it takes memory, also while it is at work: unwritten rows take none.
+
+        Without its marks. None where the system does not tell.
+        """
     def prefill(
         self,
         tokens: NDArray[np.int32],

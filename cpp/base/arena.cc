@@ -1,8 +1,10 @@
 #include "base/arena.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <new>
 
 #include "base/allocation_counter.h"
@@ -10,7 +12,15 @@
 namespace edgeh2o {
 namespace {
 constexpr size_t kPoolBlockBytes = size_t{32} << 20;
-}
+
+#ifdef __linux__
+using PageFlag = unsigned char;  // as mincore writes it
+#else
+using PageFlag = char;
+#endif
+
+size_t page_bytes() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
+}  // namespace
 
 AlignedBuffer::AlignedBuffer(size_t n_bytes) : n_bytes_(n_bytes) {
   if (n_bytes == 0) return;
@@ -37,6 +47,29 @@ void AlignedBuffer::drop_pages() {
 #ifdef __linux__
   if (data_) madvise(data_, n_bytes_, MADV_DONTNEED);  // elsewhere it may keep what was written
 #endif
+}
+
+size_t AlignedBuffer::resident_bytes() const {
+  if (!data_ || !tells_resident_pages()) return n_bytes_;
+  const size_t page = page_bytes();
+  std::array<PageFlag, 4096> flags;
+  size_t n_pages = 0;
+  for (size_t begin = 0; begin < n_bytes_; begin += flags.size() * page) {
+    const size_t n = std::min(n_bytes_ - begin, flags.size() * page);
+    if (mincore(data_ + begin, n, flags.data()) != 0) return n_bytes_;
+    n_pages += static_cast<size_t>(std::count_if(flags.begin(), flags.begin() + ceil_div(n, page),
+                                                 [](PageFlag flag) { return flag & 1; }));
+  }
+  return std::min(n_bytes_, n_pages * page);
+}
+
+bool tells_resident_pages() {
+  static const bool tells = [] {
+    const AlignedBuffer fresh(page_bytes());
+    PageFlag flag = 1;
+    return mincore(fresh.data(), fresh.size(), &flag) == 0 && (flag & 1) == 0;
+  }();
+  return tells;
 }
 
 uint8_t* BlockPool::take(size_t n_bytes) {

@@ -17,6 +17,9 @@ constexpr size_t round_up(size_t value, size_t multiple) {
 }
 constexpr size_t ceil_div(size_t value, size_t divisor) { return (value + divisor - 1) / divisor; }
 
+// Whether the system tells which pages of memory were written to: some sandboxes say that all were.
+bool tells_resident_pages();
+
 class AlignedBuffer {
  public:
   AlignedBuffer() = default;
@@ -35,6 +38,8 @@ class AlignedBuffer {
   void use_small_pages();
   // All of it is zero again, and takes no memory until it is written to.
   void drop_pages();
+  // Of its pages those that are in memory; size() where the system does not tell.
+  size_t resident_bytes() const;
 
  private:
   uint8_t* data_ = nullptr;
@@ -71,6 +76,7 @@ class Arena {
   }
   void use_small_pages() { buffer_.use_small_pages(); }  // of its own memory
   void drop_pages() { buffer_.drop_pages(); }            // likewise
+  size_t resident_bytes() const { return buffer_.resident_bytes(); }
 
  private:
   AlignedBuffer buffer_;

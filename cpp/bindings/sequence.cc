@@ -273,6 +273,13 @@ void bind_sequence(py::module_& module) {
       .def("read_rest", &read_rest, py::arg("precision"), py::kw_only(), py::arg("reads_all"))
       .def("evict", &evict_tokens, py::arg("n"))
       .def("use_small_pages", [](DecoderSequence& self) { self.sequence.use_small_pages(); })
+      .def_property_readonly("mark_bytes",
+                             [](const DecoderSequence& self) { return self.sequence.mark_bytes(); })
+      .def_property_readonly("resident_bytes",
+                             [](const DecoderSequence& self) -> std::optional<size_t> {
+                               if (!tells_resident_pages()) return std::nullopt;
+                               return self.sequence.resident_bytes();
+                             })
       .def("copy_from", &copy_from, py::arg("other"), py::arg("position"))
       .def_property_readonly("workspace", [](const DecoderSequence& self) { return self.owner; })
       .def_property_readonly("last_call_allocations",

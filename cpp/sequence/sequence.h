@@ -94,6 +94,11 @@ class Sequence {
     prompt_arena_.use_small_pages();
   }
 
+  // What of its rows, its prompt and its policy's state is in memory; also while a call is running.
+  size_t resident_bytes() const {
+    return arena_.resident_bytes() + prompt_arena_.resident_bytes() + policy_->resident_bytes();
+  }
+
   // Whether the next decode call may copy what it reads of the prompt.
   bool gathers_next() const {
     return std::any_of(layers_.begin(), layers_.end(),
@@ -258,6 +263,7 @@ class Sequence {
 
   // Where marks lie, ascending.
   std::vector<size_t> marks() const;
+  size_t mark_bytes() const;  // that all marks take
   // Forgets the prompt and takes up the first tokens of another sequence, up to one of its marks: tokens,
   // rows, the policy's state, and the marks before. Both go on as one would that had read these tokens. The
   // other may have been interrupted later. Throws std::invalid_argument, and leaves an empty sequence, for a

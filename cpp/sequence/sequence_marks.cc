@@ -1,6 +1,7 @@
 // Going back, marks to go back to, copies, and states that are saved.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "base/check.h"
 #include "sequence/sequence.h"
@@ -100,6 +101,11 @@ void Sequence::rewind(size_t position) {
   tokens.resize(std::min(tokens.size(), position));
   tokens_ = std::move(tokens);
   marks_ = std::move(marks);
+}
+
+size_t Sequence::mark_bytes() const {
+  return std::accumulate(marks_.begin(), marks_.end(), size_t{0},
+                         [](size_t sum, const Mark& mark) { return sum + mark.state.size(); });
 }
 
 std::vector<size_t> Sequence::marks() const {

@@ -37,6 +37,7 @@ class H2OPolicy final : public SparsePolicy {
   std::string describe() const override;
   PolicyNeeds needs(const PolicyShape& shape) const override;
   size_t state_bytes(const PolicyShape& shape) const override;
+  size_t resident_bytes() const override { return arena_.resident_bytes(); }
   void begin_prompt() override { hitters_.begin_prompt(); }
   void observe_intra(size_t slot, PositionRange chunk, Span<const float> sums) override {
     hitters_.observe_intra(slot, chunk, sums);

@@ -28,6 +28,7 @@ class HeadwisePolicy final : public SparsePolicy {
   void set_budgets(const std::vector<size_t>& budgets, const std::vector<size_t>& decode_budgets) override;
   PolicyNeeds needs(const PolicyShape& shape) const override;
   size_t state_bytes(const PolicyShape& shape) const override;
+  size_t resident_bytes() const override { return arena_.resident_bytes(); }
   void begin_prompt() override;
   bool is_scored(size_t slot) const override { return options_.budgets[slot] != HeadwiseOptions::kFull; }
   void observe_intra(size_t slot, PositionRange chunk, Span<const float> sums) override {

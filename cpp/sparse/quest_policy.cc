@@ -38,6 +38,7 @@ class QuestPolicy final : public SparsePolicy {
     QuestPolicy(options_).take_buffers(arena, shape);
     return arena.used();
   }
+  size_t resident_bytes() const override { return arena_.resident_bytes(); }
   void begin_prompt() override {
     std::fill_n(n_past_, shape().n_slots(), size_t{0});
     pages_.begin_prompt();

@@ -51,6 +51,7 @@ class RocketKvPolicy final : public SparsePolicy {
     RocketKvPolicy(options_).take_buffers(arena, shape);
     return arena.used();
   }
+  size_t resident_bytes() const override { return arena_.resident_bytes(); }
   void begin_prompt() override {
     for (size_t i = 0; i < shape().n_slots(); ++i) {
       slots_[i].n_past = slots_[i].n_voted = slots_[i].n_kept = slots_[i].n_prompt = 0;

@@ -42,6 +42,7 @@ class RuvllmPolicy final : public SparsePolicy {
     RuvllmPolicy(options_).take_buffers(arena, shape);
     return arena.used();
   }
+  size_t resident_bytes() const override { return arena_.resident_bytes(); }
   void begin_prompt() override {
     for (size_t i = 0; i < shape().n_slots(); ++i) slots_[i].n_blocks = slots_[i].n_memory = 0;
   }

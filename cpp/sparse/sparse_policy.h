@@ -193,6 +193,8 @@ class SparsePolicy {
   // What the op has to provide, and the bytes that begin_session allocates, for sessions of this shape.
   virtual PolicyNeeds needs(const PolicyShape& shape) const = 0;
   virtual size_t state_bytes(const PolicyShape& shape) const = 0;
+  // What of its state is in memory: most grows with the tokens that were read.
+  virtual size_t resident_bytes() const { return 0; }
 
   // Takes the policy for one session, whose prompts follow one another. Throws std::invalid_argument if
   // another session holds it: a policy has one state.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..engine.session import Session
@@ -47,6 +47,7 @@ class Conversation:
         )
         self.session.take_weights(pool_model, opened.load_s, draft)
         self.is_busy = True
+        self._resting_bytes = 0
         self.used_at = time.monotonic()
 
     @property
@@ -57,12 +58,15 @@ class Conversation:
 
     @property
     def n_bytes(self) -> int:
-        """Memory that it holds; rows that were never written take none."""
-        runner = self.runner
-        if runner is None:
-            return 0
-        sizes, share = runner.memory_bytes, runner.most_tokens / runner.max_context
-        return int(sizes.get("kv_cache", 0) * share) + fixed_bytes(sizes)
+        """Memory that it holds: of one at rest, what it held when it came to rest."""
+        if self.is_busy:
+            return 0 if self.runner is None else self.runner.held_bytes
+        return self._resting_bytes
+
+    def rest(self) -> None:
+        """Its request is done with it."""
+        self._resting_bytes = self.n_bytes
+        self.is_busy, self.used_at = False, time.monotonic()
 
     @property
     def idle_s(self) -> float:
@@ -75,8 +79,3 @@ class Conversation:
         For one that is not at work.
         """
         return PromptShape(len(prompt.encode(self.session.transcript)), n_question)
-
-
-def fixed_bytes(sizes: Mapping[str, int]) -> int:
-    """What a conversation holds besides rows of its tokens, of memory by purpose."""
-    return sizes.get("scores", 0) + sizes.get("recurrent_state", 0)

@@ -17,7 +17,7 @@ from ..errors import EdgeH2OError, ResourceError
 from ..host import memory
 from .api_error import context_length_exceeded
 from .call_grid import PromptShape
-from .conversation import Conversation, fixed_bytes
+from .conversation import Conversation
 from .scheduler import Scheduler
 from .shared_draft import SharedDraft
 from .shared_model import SharedModel
@@ -268,9 +268,9 @@ class ConversationPool:
     def _new(self, n_tokens: int, spared: Conversation | None = None) -> Conversation:
         """A conversation without a runner; the ones used least lately go for its room."""
         context = choose_context(self.plan, n_tokens, -1)
-        shape, attention = self.plan.shape(context), self.plan.for_length(context).attention
-        parts = self.model.estimate_session_bytes(attention, shape)
-        needed = parts.get("kv_cache", 0) * n_tokens // shape.max_context + fixed_bytes(parts)
+        attention, shape = self.plan.for_length(context).attention, self.plan.shape(n_tokens)
+        parts = self.model.estimate_session_bytes(attention, shape)  # of what will be written
+        needed = sum(parts.get(part, 0) for part in ("kv_cache", "scores", "recurrent_state"))
         while len(self._kept) >= MOST_KEPT or self._held_bytes() + needed > self.ram_bytes:
             if self._leaving is not None:
                 raise _MakingRoom
@@ -310,11 +310,12 @@ class ConversationPool:
                 break
 
     def _give_back(self, used: Conversation) -> None:
-        used.is_busy, used.used_at, used.report.listener = False, monotonic(), None
+        used.report.listener = None
         if used.runner is not None:
             used.runner.leave()
         else:
             self._kept.remove(used)
+        used.rest()
         self._trim()
 
     def _log_departure(

@@ -59,6 +59,7 @@ class SharedRunner(CountedRunner):
         self._is_cancelled = Event()
         self._reason = ""
         self._evicts = False
+        self._mark_bytes = 0
         self.most_tokens = 0  # held at once so far: rows beyond take no memory yet
         self.prompt_logits: NDArray[np.float32] | None = None
 
@@ -103,6 +104,7 @@ class SharedRunner(CountedRunner):
         self._require_wanted()
         self._scheduler.call(lambda: self.runner.evict(n))
         self._places, self.prompt_logits = ReadPlaces(), None
+        self._mark_bytes = 0
 
     @property
     def max_context(self) -> int:
@@ -134,6 +136,16 @@ class SharedRunner(CountedRunner):
     def memory_bytes(self) -> Mapping[str, int]:
         memory: Mapping[str, int] = self.runner.memory_bytes
         return memory
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that it takes now, also while it is at work; rows never written take none."""
+        resident: int | None = getattr(self.runner, "resident_bytes", None)
+        if resident is None:  # a runner of another kind, or a system that does not tell
+            sizes, share = self.memory_bytes, self.most_tokens / self.max_context
+            resident = int(sizes.get("kv_cache", 0) * share)
+            resident += sizes.get("scores", 0) + sizes.get("recurrent_state", 0)
+        return resident + self._mark_bytes
 
     def prefill(
         self,
@@ -210,6 +222,11 @@ class SharedRunner(CountedRunner):
         if (is_due or is_question) and self.runner.mark():
             # Others may have been dropped for it; the runner has some of its own besides.
             self._places = places.with_mark(position).keeping(self.runner.marks)
+            self._count_marks()
+
+    def _count_marks(self) -> None:
+        """Where nothing else changes them: in the scheduler's thread."""
+        self._mark_bytes = int(getattr(self.runner, "mark_bytes", 0))
 
     def _require_wanted(self) -> None:
         if self._is_cancelled.is_set():
@@ -244,6 +261,7 @@ class SharedRunner(CountedRunner):
     def reset(self) -> None:
         self._scheduler.call(self.runner.reset)
         self._forget()
+        self._mark_bytes = 0
 
     def _forget(self) -> None:
         self._tokens, self._places = [], ReadPlaces()
@@ -252,7 +270,12 @@ class SharedRunner(CountedRunner):
     def rewind(self, position: int) -> None:
         if self._whole_end is None or position < self._whole_end:
             self.prompt_logits = self._whole_end = None
-        self._scheduler.call(lambda: self.runner.rewind(position))
+
+        def rewind() -> None:
+            self.runner.rewind(position)
+            self._count_marks()
+
+        self._scheduler.call(rewind)
         del self._tokens[position:]
         self._places = self._places.up_to(position)
 
@@ -305,6 +328,7 @@ class SharedRunner(CountedRunner):
 
         def load() -> None:
             self.runner.load_state(own, token_ids, marks)
+            self._count_marks()
             if not {*saved.places.marks} <= {*self.runner.marks}:
                 self.runner.reset()
                 raise ValueError("its marks are not where it says")
@@ -330,6 +354,7 @@ class SharedRunner(CountedRunner):
         def copy() -> None:
             places = other.places
             self.runner.copy_from(other.runner, position)
+            self._count_marks()
             # Of what was copied: the other may have gone back since it was looked at.
             self._tokens = list(self.runner.token_ids)
             marks = tuple(self.runner.marks)

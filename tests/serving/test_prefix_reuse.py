@@ -150,6 +150,45 @@ def test_short_conversations_take_the_memory_of_their_tokens(
         assert psutil.Process().memory_info().rss - before < 24 * 2**20  # of 24 * 4 MiB
 
 
+@pytest.mark.parametrize(("n_tokens", "n_kept"), [(40, 24), (3000, 6)])
+def test_what_is_kept_counts_as_what_it_takes(
+    tiny_model: TinyModelFactory, n_tokens: int, n_kept: int
+) -> None:
+    """Of short conversations what was written of the scores, of long ones the marks too."""
+    model = tiny_model(tensor_type="Q4_0", context_length=8192, n_layers=2)
+    attention = HeadwiseConfig(budget=512, decode_attention="headwise")
+    options = {"context_size": 8192, "prefix_ram_bytes": 2**29, "attention": attention}
+    with open_engine(model, **options) as engine:
+
+        def taken() -> tuple[int, int]:
+            memory.return_freed_memory()
+            return psutil.Process().memory_info().rss, engine.pool.n_bytes
+
+        for seed in range(4):
+            answer(engine, request_of(tokens_of(n_tokens, seed=seed), 2))
+        rss, counted = taken()
+        for seed in range(4, 4 + n_kept):
+            answer(engine, request_of(tokens_of(n_tokens, seed=seed), 2))
+        more_rss, more_counted = taken()
+        assert len(engine.pool) == 4 + n_kept
+        marks = [each.runner.runner.mark_bytes for each in engine.pool._kept if each.runner]
+    assert 0.6 < (more_counted - counted) / (more_rss - rss) < 1.4
+    assert all(marks) and (sum(marks) > 2**20 or n_tokens < 1000)
+
+
+def test_a_bound_keeps_as_many_short_conversations_as_it_has_room_for(
+    tiny_model: TinyModelFactory,
+) -> None:
+    model = tiny_model(tensor_type="Q4_0", context_length=65536, n_layers=2)
+    attention = HeadwiseConfig(budget=512)
+    options = {"context_size": 65536, "prefix_ram_bytes": 8 * 2**20, "attention": attention}
+    with open_engine(model, **options) as engine:  # each has 3 MiB of scores, hardly written
+        for seed in range(16):
+            answer(engine, request_of(tokens_of(40, seed=seed), 2))
+        assert len(engine.pool) == 16
+        assert answer(engine, request_of(tokens_of(40, seed=0), 2)).stats.cached_tokens == 40
+
+
 def test_a_cancelled_prompt_goes_on_where_it_was_left(serving_model: Path) -> None:
     with open_engine(serving_model) as engine, open_engine(serving_model) as other:
         prompt, ticket = tokens_of(1500, seed=9), Ticket()
