@@ -46,8 +46,9 @@ class GenerationChunk:
 
     ``text`` is what became certain with it: empty while a character or a possible stop text is
     incomplete; the texts of all chunks joined are the answer. ``logprob`` is the natural logarithm
-    of the token's probability before any filter, when asked for. ``finish_reason`` is set on the
-    last chunk.
+    of the token's probability before any filter, when asked for. ``certain_tokens`` counts those so
+    far that are part of the answer for certain: not the ones whose whole text a stop text took away
+    or may take. ``finish_reason`` is set on the last chunk.
     """
 
     text: str
@@ -56,6 +57,7 @@ class GenerationChunk:
     prompt_tokens: int
     prefill_tps: float | None
     generated_tokens: int
+    certain_tokens: int
     decode_tps: float | None
     finish_reason: FinishReason | None
 
@@ -305,8 +307,11 @@ class Generation:
         if self.finish_reason is not None:
             text += self._stop_matcher.push(self._decoder.finish()) + self._stop_matcher.finish()
         self.text += text
+        n_certain = self.n_said
+        if self._stop_matcher.stopped or (self._sampling.stop and self.finish_reason is None):
+            n_certain = bisect_left(self._text_starts, len(self.text))
         if self._stop_matcher.stopped:
-            self.n_said = bisect_left(self._text_starts, len(self.text))
+            self.n_said = n_certain
         logprob = None
         if self._logprobs is not None:
             logprob = log_probability(logits, token_id)
@@ -320,6 +325,7 @@ class Generation:
             prompt_tokens=self.n_prompt_tokens,
             prefill_tps=self.prefill_tps,
             generated_tokens=len(self.token_ids),
+            certain_tokens=n_certain,
             decode_tps=self.decode_tps,
             finish_reason=self.finish_reason,
         )

@@ -193,6 +193,8 @@ class AnswerEngine:
             runner.expect_prompt(shape)  # it may be another one now
             ticket.attach(runner)
             calls: list[Segment] = []
+            records: list[TokenRecord] = []
+            n_told = 0
             try:
                 for index, chunk in enumerate(stream):
                     ticket.require()
@@ -201,10 +203,14 @@ class AnswerEngine:
                         is_end = chunk.token_id in self.tokenizer.eog_ids
                         segments += parser.finish(is_cut=not is_end)
                     calls += [segment for segment in segments if segment.call is not None]
-                    record = None
                     if top is not None and chunk.logprob is not None:
                         record = self._record(chunk.token_id, chunk.logprob, top.records[index])
-                    emit(Piece(tuple(segments), record))
+                        records.append(record)
+                    certain = records[n_told : chunk.certain_tokens]
+                    n_told += len(certain)
+                    for record in certain[:-1]:  # a stop text might have taken them away
+                        emit(Piece((), record))
+                    emit(Piece(tuple(segments), certain[-1] if certain else None))
                 result = stream.result()
             finally:
                 ticket.attach(None)

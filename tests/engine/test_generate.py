@@ -104,14 +104,17 @@ def test_tokens_that_a_stop_text_takes_away_are_not_said(
     script: tuple[int, ...], n_said: int, text: str
 ) -> None:
     generation = _generation(_runner(*script), stop=("END",))
-    list(generation)
+    certain = [token.certain_tokens for token in generation]
     assert (generation.n_said, generation.text) == (n_said, text)
+    assert certain[-1] == n_said and certain == sorted(certain)
     assert len(generation.token_ids) >= n_said
 
 
 def test_text_held_for_a_stop_text_comes_out_at_the_end() -> None:
     generation = _generation(_runner(0, 3, END), stop=("END",))
-    assert [token.text for token in generation] == ["a", "", "EN"]
+    tokens = list(generation)
+    assert [token.text for token in tokens] == ["a", "", "EN"]
+    assert [token.certain_tokens for token in tokens] == [1, 1, 3]
     assert generation.text == "aEN"
     generation = _generation(_runner(3), stop=("END",), max_tokens=1)
     assert [token.text for token in generation] == ["EN"]

@@ -107,6 +107,32 @@ def test_logprobs_are_those_of_the_tokens(client: openai.OpenAI) -> None:
     assert raw.decode("utf-8", errors="replace") == made.choices[0].message.content
 
 
+def test_logprobs_leave_out_what_a_stop_text_takes_away(client: openai.OpenAI) -> None:
+    options: Any = {"messages": MESSAGES, "max_tokens": 12, "logprobs": True, "temperature": 0}
+    whole = client.chat.completions.create(model="m", **options).choices[0]
+    assert whole.message.content and whole.logprobs and whole.logprobs.content
+    tokens = [token.token for token in whole.logprobs.content]
+    stop = "".join(tokens[4:8])  # held back in part until the last of them is there
+    text = whole.message.content.partition(stop)[0]
+    n_kept = next(n for n in range(13) if "".join(tokens[:n]) == text)
+    options |= {"stop": [stop]}
+    cut = client.chat.completions.create(model="m", **options).choices[0]
+    assert (cut.message.content, cut.finish_reason) == (text, "stop")
+    assert cut.logprobs == whole.logprobs.model_copy(
+        update={"content": whole.logprobs.content[:n_kept]}
+    )
+    said, streamed = "", []
+    for chunk in client.chat.completions.create(model="m", stream=True, **options):
+        for choice in chunk.choices:
+            said += choice.delta.content or ""
+            if choice.logprobs:
+                streamed += choice.logprobs.content or []
+    assert (said, [token.token for token in streamed]) == (text, tokens[:n_kept])
+    options["stop"] = ["".join(tokens[9:]) + "x"]  # begins, and is none
+    nearly = client.chat.completions.create(model="m", **options).choices[0]
+    assert nearly.logprobs == whole.logprobs
+
+
 def test_structured_output_has_its_form(client: openai.OpenAI) -> None:
     for seed in range(3):
         made = client.chat.completions.create(
