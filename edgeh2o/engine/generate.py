@@ -48,7 +48,8 @@ class GenerationChunk:
     incomplete; the texts of all chunks joined are the answer. ``logprob`` is the natural logarithm
     of the token's probability before any filter, when asked for. ``certain_tokens`` counts those so
     far that are part of the answer for certain: not the ones whose whole text a stop text took away
-    or may take. ``finish_reason`` is set on the last chunk.
+    or may take. ``finish_reason`` is set on the last chunk, and ``stop_text`` where one of those
+    ended the answer.
     """
 
     text: str
@@ -60,6 +61,7 @@ class GenerationChunk:
     certain_tokens: int
     decode_tps: float | None
     finish_reason: FinishReason | None
+    stop_text: str = ""
 
 
 class Generation:
@@ -328,6 +330,7 @@ class Generation:
             certain_tokens=n_certain,
             decode_tps=self.decode_tps,
             finish_reason=self.finish_reason,
+            stop_text=self._stop_matcher.found,
         )
 
     def result(self) -> GenerationResult:

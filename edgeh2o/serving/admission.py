@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .answers import Event, Progress, Ticket
@@ -22,6 +23,18 @@ RETRY_AFTER_S = 5
 _OWN_ADDRESSES = ("", "127.0.0.1", "::1")
 
 
+@dataclass(eq=False, slots=True)
+class Place:
+    """Where requests are answered, one at a time; the ``n_request``-th of all is or was the last.
+
+    -1: none was yet.
+    """
+
+    number: int
+    n_request: int = -1
+    ticket: Ticket | None = None
+
+
 class Admission:
     """First come, first served: ``parallel`` at work, up to ``max_queue`` waiting.
 
@@ -33,7 +46,9 @@ class Admission:
         self, engine: AnswerEngine, metrics: Metrics, *, parallel: int, max_queue: int
     ) -> None:
         self._engine, self._metrics = engine, metrics
-        self._places = asyncio.Semaphore(parallel)
+        self.places = tuple(Place(number) for number in range(parallel))
+        self._free = asyncio.Semaphore(parallel)
+        self._n_admitted = 0
         self._max_queue = max_queue
         self._most_of_one = max(parallel, (parallel + max_queue) // 2)
         self._n_waiting = 0
@@ -47,7 +62,7 @@ class Admission:
         """Waits for a place. Raises ApiError where too many wait already."""
         if self.is_closing:
             raise ApiError("the server is shutting down", status=503, kind="server_error")
-        is_full = self._places.locked() and self._n_waiting >= self._max_queue
+        is_full = self._free.locked() and self._n_waiting >= self._max_queue
         is_greedy = client not in _OWN_ADDRESSES and self._clients[client] >= self._most_of_one
         if is_full or is_greedy:
             raise ApiError(
@@ -63,16 +78,20 @@ class Admission:
             self._n_waiting += 1
             self._metrics.waiting.inc()
             try:
-                await self._places.acquire()
+                await self._free.acquire()
             finally:
                 self._n_waiting -= 1
                 self._metrics.waiting.dec()
             self._metrics.running.inc()
+            place = next(each for each in self.places if each.ticket is None)
+            place.ticket, place.n_request = ticket, self._n_admitted
+            self._n_admitted += 1
             try:
                 yield ticket
             finally:
+                place.ticket = None
                 self._metrics.running.dec()
-                self._places.release()
+                self._free.release()
         finally:
             self._tickets.discard(ticket)
             self._clients[client] -= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,38 +35,47 @@ if TYPE_CHECKING:
 class TokenRecord:
     """A token of an answer: its bytes, and natural logarithms of probabilities if asked for.
 
-    ``top`` are (bytes, logarithm) of the most likely tokens in its place. The bytes are part of the
-    answer's text if ``is_text``; those of control tokens are not.
+    ``top`` are (bytes, logarithm) of the most likely tokens in its place, ``top_ids`` which those
+    are. The bytes are part of the answer's text if ``is_text``; those of control tokens are not.
     """
 
     data: bytes
     logprob: float
     top: tuple[tuple[bytes, float], ...]
     is_text: bool = True
+    token_id: int = -1
+    top_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one token has made certain."""
+    """What one token has made certain: text, and the token itself, unless it may be taken away."""
 
     segments: tuple[Segment, ...]
     record: TokenRecord | None = None
+    token_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Tokens of the prompt that are read, cached ones left out of both."""
+    """Tokens of the prompt that are read, cached ones left out of both, and in how long."""
 
     done: int
     total: int
+    cached: int = 0
+    elapsed_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of an answer: "stop", "length" or "tool_calls", and what it cost."""
+    """The end of an answer: "stop", "length" or "tool_calls", and what it cost.
+
+    ``stop_text`` is the one that ended it, if any did.
+    """
 
     finish_reason: str
     stats: GenerationStats
+    stop_text: str = ""
 
 
 Event = Piece | Progress | Finished
@@ -75,6 +85,8 @@ class Ticket:
     """A request's right to go on; any thread may take it back."""
 
     def __init__(self) -> None:
+        self.n_generated = 0  # so far
+        self.most_tokens = -1  # of the answer; -1: as many as there are
         self._lock = Lock()
         self._runner: SharedRunner | None = None
         self._reason: str | None = None
@@ -176,10 +188,17 @@ class AnswerEngine:
         sampling = request.sampling
         if grammar is not None:  # it says itself where an answer may end
             sampling = replace(sampling, ignore_eos=False)
+        ticket.most_tokens = sampling.max_tokens
         borrowed = self.pool.borrow(prompt, sampling.max_tokens, n_question=n_question)
         with borrowed as conversation:
             shape = conversation.shape_of(prompt, n_question)
-            conversation.report.listener = lambda done, total: emit(Progress(done, total))
+            begun_at = time.monotonic()
+
+            def report(done: int, total: int) -> None:
+                elapsed_s = time.monotonic() - begun_at
+                emit(Progress(done, total, shape.n_tokens - total, elapsed_s))
+
+            conversation.report.listener = report
             stream = conversation.session.stream(
                 lambda: prompt,
                 sampling,
@@ -193,31 +212,36 @@ class AnswerEngine:
             runner.expect_prompt(shape)  # it may be another one now
             ticket.attach(runner)
             calls: list[Segment] = []
-            records: list[TokenRecord] = []
-            n_told = 0
+            ids: list[int] = []
+            records: list[TokenRecord | None] = []
+            n_told, stop_text = 0, ""
             try:
                 for index, chunk in enumerate(stream):
                     ticket.require()
+                    ticket.n_generated = chunk.generated_tokens
                     segments = parser.push(chunk.text)
                     if chunk.finish_reason is not None:
                         is_end = chunk.token_id in self.tokenizer.eog_ids
                         segments += parser.finish(is_cut=not is_end)
                     calls += [segment for segment in segments if segment.call is not None]
+                    record = None
                     if top is not None and chunk.logprob is not None:
                         record = self._record(chunk.token_id, chunk.logprob, top.records[index])
-                        records.append(record)
-                    certain = records[n_told : chunk.certain_tokens]
-                    n_told += len(certain)
-                    for record in certain[:-1]:  # a stop text might have taken them away
-                        emit(Piece((), record))
-                    emit(Piece(tuple(segments), certain[-1] if certain else None))
+                    ids.append(chunk.token_id)
+                    records.append(record)
+                    certain = range(n_told, chunk.certain_tokens)
+                    for i in certain[:-1]:  # a stop text might have taken them away
+                        emit(Piece((), records[i], ids[i]))
+                    of_token = (records[certain[-1]], ids[certain[-1]]) if certain else ()
+                    emit(Piece(tuple(segments), *of_token))
+                    n_told, stop_text = max(n_told, chunk.certain_tokens), chunk.stop_text
                 result = stream.result()
             finally:
                 ticket.attach(None)
                 stream.close()
         is_called = bool(calls) and not calls[-1].is_cut
         reason = "tool_calls" if is_called else str(result.finish_reason)
-        emit(Finished(reason, result.stats))
+        emit(Finished(reason, result.stats, stop_text))
 
     def _processors(
         self, request: GenerationRequest
@@ -255,7 +279,8 @@ class AnswerEngine:
         vocab_size = self.tokenizer.vocab_size
         named = tuple((read(i) if i < vocab_size else b"", value) for i, value in top)
         is_text = bool(read(token_id, skip_special=True))
-        return TokenRecord(read(token_id), logprob, named, is_text)
+        ids = tuple(i for i, _ in top)
+        return TokenRecord(read(token_id), logprob, named, is_text, token_id, ids)
 
 
 def _may_end_thoughts(form: Grammar | None) -> bool:

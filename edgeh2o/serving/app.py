@@ -21,6 +21,7 @@ from starlette.routing import Route
 from .._version import __version__
 from ..config import SamplingParams
 from .admission import Admission
+from .answer_format import AnswerFormat
 from .answers import Event, Finished
 from .api_error import ApiError
 from .event_flow import collect, end_work, finish_or_leave, format_stream
@@ -33,10 +34,16 @@ from .http_body import (
     refuse_path,
     require_one_length,
 )
+from .llama_server import CompletionFormat, describe_place, describe_server
 from .metrics import CONTENT_TYPE, Metrics
-from .openai_format import AnswerFormat, ChatFormat, TextFormat
+from .openai_format import ChatFormat, TextFormat
 from .page import page_response
-from .requests import GenerationRequest, read_chat_request, read_text_request
+from .requests import (
+    GenerationRequest,
+    read_chat_request,
+    read_completion_request,
+    read_text_request,
+)
 
 if TYPE_CHECKING:
     from .answers import AnswerEngine
@@ -91,6 +98,12 @@ class _Server:
             Route("/props", self._guard(self._props), methods=get),
             Route("/v1/chat/completions", self._guard(self._chat), methods=post),
             Route("/v1/completions", self._guard(self._complete), methods=post),
+            # As llama-server names them.
+            Route("/chat/completions", self._guard(self._chat), methods=post),
+            Route("/completion", self._guard(self._complete_bare), methods=post),
+            Route("/completions", self._guard(self._complete_bare), methods=post),
+            Route("/apply-template", self._guard(self._apply_template), methods=post),
+            Route("/slots", self._guard(self._slots), methods=get),
         ]
         for prefix in ("", "/v1"):
             routes += [
@@ -180,14 +193,23 @@ class _Server:
             "has_chat_template": isinstance(template, str),
             "attention": plan.report()["attention"],
         }
-        of_llama_server = {
-            "default_generation_settings": {"n_ctx": pool.context_limit},
-            "total_slots": self._settings.parallel,
-            "model_alias": self._settings.model_name,
-            "chat_template": template if isinstance(template, str) else "",
-            "modalities": {"vision": False, "audio": False},
-        }
+        of_llama_server = describe_server(
+            model=self._settings.model_name,
+            n_context=pool.context_limit,
+            n_slots=self._settings.parallel,
+            template=template,
+            defaults=self._settings.sampling,
+        )
         return JSONResponse(own | of_llama_server)
+
+    async def _slots(self, request: Request) -> Response:
+        places, pool = self._admission.places, self._engine.pool
+        is_full = all(place.ticket is not None for place in places)
+        if is_full and request.query_params.get("fail_on_no_slot"):
+            raise ApiError("no slot is free", status=503, kind="unavailable_error")
+        has_draft = pool.draft is not None
+        limit = pool.context_limit
+        return JSONResponse([describe_place(p, limit, has_draft=has_draft) for p in places])
 
     def _describe_model(self) -> dict[str, Any]:
         pool = self._engine.pool
@@ -253,6 +275,21 @@ class _Server:
         form = TextFormat(self._settings.model_name, include_usage=wanted.include_usage)
         return await self._respond(request, wanted, form)
 
+    async def _complete_bare(self, request: Request) -> Response:
+        fields = await read_body(request)
+        wanted = read_completion_request(fields, self._settings.sampling)
+        returns_tokens = fields.flag("return_tokens")
+        del fields
+        name = self._settings.model_name
+        form = CompletionFormat(name, wanted, returns_tokens=returns_tokens)
+        return await self._respond(request, wanted, form)
+
+    async def _apply_template(self, request: Request) -> Response:
+        wanted = read_chat_request(await read_body(request), self._settings.sampling)
+        prompt = await asyncio.to_thread(self._engine.open_prompt, wanted)
+        text = "" if prompt.transcript is None else prompt.transcript.prompt
+        return JSONResponse({"prompt": text})
+
     async def _respond(
         self, request: Request, wanted: GenerationRequest, form: AnswerFormat
     ) -> Response:
@@ -275,7 +312,9 @@ class _Server:
             await end_work(first, events)
             raise
         return EventStream(
-            format_stream(form, first, events, wanted), lambda: end_work(first, events)
+            format_stream(form, first, events, wanted),
+            lambda: end_work(first, events),
+            is_done_said=form.is_done_said,
         )
 
     async def _events(

@@ -23,10 +23,11 @@ from typing import IO, TYPE_CHECKING, Any
 
 from ..config import SamplingParams
 from ..errors import EdgeH2OError, ResourceError, UsageError
+from .answer_format import AnswerFormat
 from .answers import Event, Finished, Piece, Ticket
 from .api_error import ApiError, as_api_error
 from .fields import parse_body
-from .openai_format import AnswerFormat, ChatFormat, TextFormat
+from .openai_format import ChatFormat, TextFormat
 from .requests import read_chat_request, read_text_request
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
+from .answer_format import AnswerFormat
 from .answers import Event, Finished, Piece, Progress
 from .api_error import ApiError
-from .openai_format import AnswerFormat
 from .requests import GenerationRequest
 
 
@@ -38,7 +38,7 @@ async def format_stream(
     event: Event | None = await asyncio.shield(first)
     while event is not None:
         if isinstance(event, Progress):
-            yield form.progress(event.done, event.total) if wanted.wants_progress else None
+            yield form.progress(event) if wanted.wants_progress else None
         elif isinstance(event, Piece):
             for chunk in form.pieces(event):
                 yield chunk

@@ -26,16 +26,23 @@ COMMENT_S = 1.0
 
 
 class EventStream(Response):
-    """Sends every chunk as an event, None as a comment, then ``[DONE]``.
+    """Sends every chunk as an event, None as a comment, then ``[DONE]`` if ``is_done_said``.
 
     An error becomes an event of its own. ``on_end`` is awaited whatever happens.
     """
 
-    def __init__(self, chunks: Chunks, on_end: Callable[[], Awaitable[object]]) -> None:
+    def __init__(
+        self,
+        chunks: Chunks,
+        on_end: Callable[[], Awaitable[object]],
+        *,
+        is_done_said: bool = True,
+    ) -> None:
         super().__init__(media_type="text/event-stream")
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._chunks, self._on_end = chunks, on_end
+        self._last = b"data: [DONE]\n\n" if is_done_said else b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send(
@@ -75,7 +82,7 @@ class EventStream(Response):
             if not isinstance(error, (EdgeH2OError, MemoryError)):
                 _logger.error("a stream failed", exc_info=error)
             await write(encode_event(as_api_error(error).to_dict()))
-        await write(b"data: [DONE]\n\n", more=False)
+        await write(self._last, more=False)
 
 
 async def _with_heartbeats(chunks: Chunks) -> Chunks:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import codecs
 import secrets
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .answers import Finished, Piece, TokenRecord, usage_of
+from .._version import __version__
+from .answer_format import AnswerFormat, Chunk, describe_progress, timings
+from .answers import Finished, Piece, Progress, TokenRecord, usage_of
 from .segment import Segment
 
-Chunk = dict[str, Any]
 
-
-class AnswerFormat(ABC):
+class _OpenAIFormat(AnswerFormat):
     """One answer: its id and time, and what has been said of it so far."""
 
     prefix: str
@@ -34,6 +34,7 @@ class AnswerFormat(ABC):
             "object": kind,
             "created": self._created,
             "model": self._model,
+            "system_fingerprint": f"edgeh2o-{__version__}",
             "choices": choices,
         }
 
@@ -44,20 +45,10 @@ class AnswerFormat(ABC):
             chunk["usage"] = None
         return chunk
 
-    def progress(self, done: int, total: int) -> Chunk:
-        """What of the prompt is read, as llama-server says it."""
-        return self.chunk(None) | {"prompt_progress": {"processed": done, "total": total}}
-
-    def begin(self) -> Iterator[Chunk]:
-        """The first chunks of a stream."""
-        yield from ()
-
-    @abstractmethod
-    def pieces(self, piece: Piece) -> Iterator[Chunk]:
-        """The chunks of what has become certain."""
+    def progress(self, progress: Progress) -> Chunk:
+        return self.chunk(None) | {"prompt_progress": describe_progress(progress)}
 
     def end(self, finished: Finished) -> Iterator[Chunk]:
-        """The last chunks."""
         yield self.chunk(self._last_choice(finished.finish_reason)) | {"timings": timings(finished)}
         if self._include_usage:
             yield self.chunk(None) | {"usage": usage_of(finished.stats)}
@@ -66,7 +57,6 @@ class AnswerFormat(ABC):
     def _last_choice(self, finish_reason: str) -> Mapping[str, Any]: ...
 
     def whole(self, pieces: Sequence[Piece], finished: Finished) -> Chunk:
-        """The answer in one object."""
         segments = [segment for piece in pieces for segment in piece.segments]
         records = [piece.record for piece in pieces if piece.record is not None]
         choice = self._whole_choice(segments, records, finished.finish_reason)
@@ -81,7 +71,7 @@ class AnswerFormat(ABC):
     ) -> Mapping[str, Any]: ...
 
 
-class ChatFormat(AnswerFormat):
+class ChatFormat(_OpenAIFormat):
     """``chat.completion`` and its chunks."""
 
     prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
@@ -135,7 +125,7 @@ class ChatFormat(AnswerFormat):
         )
 
 
-class TextFormat(AnswerFormat):
+class TextFormat(_OpenAIFormat):
     """``text_completion``, whole and in chunks."""
 
     prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
@@ -176,18 +166,6 @@ class TextFormat(AnswerFormat):
             ],
             "text_offset": offsets,
         }
-
-
-def timings(finished: Finished) -> dict[str, Any]:
-    """Rates and times of an answer, for those who look at speed."""
-    stats = finished.stats
-    return {
-        "cached_tokens": stats.cached_tokens,
-        "prompt_tokens_per_second": stats.prefill_tps,
-        "predicted_tokens_per_second": stats.decode_tps,
-        "time_to_first_token_s": stats.ttft_s,
-        "note": stats.note,
-    }
 
 
 def _choice(

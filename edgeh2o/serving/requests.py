@@ -76,6 +76,25 @@ def read_chat_request(fields: Fields, defaults: SamplingParams) -> GenerationReq
 
 def read_text_request(fields: Fields, defaults: SamplingParams) -> GenerationRequest:
     """A body of ``/v1/completions``: a text, or token ids. Raises as ``read_chat_request``."""
+    return GenerationRequest(
+        kind="text",
+        prompt=_read_prompt(fields),
+        top_logprobs=fields.integer("logprobs", 0, MAX_TOP_LOGPROBS),
+        **_read_common(fields, replace(defaults, max_tokens=_text_tokens(defaults))),
+    )
+
+
+def read_completion_request(fields: Fields, defaults: SamplingParams) -> GenerationRequest:
+    """A body of llama-server's ``/completion``. Raises as ``read_chat_request``."""
+    return GenerationRequest(
+        kind="text",
+        prompt=_read_prompt(fields),
+        top_logprobs=fields.integer("n_probs", 0, MAX_TOP_LOGPROBS) or None,
+        **_read_common(fields, defaults, "n_predict"),
+    )
+
+
+def _read_prompt(fields: Fields) -> str | tuple[int, ...]:
     prompt = fields.raw("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
         prompt = prompt[0]
@@ -83,15 +102,9 @@ def read_text_request(fields: Fields, defaults: SamplingParams) -> GenerationReq
         prompt = tuple(prompt)
     if not isinstance(prompt, (str, tuple)):
         fields.refuse("prompt", "one text, or one array of token ids")
-    logprobs = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)
-    if isinstance(fields.raw("prompt"), (str, list)) and not prompt:
+    if not prompt:
         raise ApiError("'prompt' must not be empty", param="prompt")
-    return GenerationRequest(
-        kind="text",
-        prompt=prompt,
-        top_logprobs=logprobs,
-        **_read_common(fields, replace(defaults, max_tokens=_text_tokens(defaults))),
-    )
+    return prompt
 
 
 def _text_tokens(defaults: SamplingParams) -> int:
@@ -131,6 +144,7 @@ def _read_sampling(fields: Fields, defaults: SamplingParams, most: str) -> Sampl
         "repeat_penalty": fields.number(
             fields.first("repetition_penalty", "repeat_penalty"), 0.01, 10
         ),
+        "repeat_last_n": fields.integer("repeat_last_n", -1, 2**20),
         "max_tokens": fields.integer(most, -1, MAX_TOKENS),
         "seed": seed if seed in (None, -1) else seed % 2**64,  # -1 is random, as in llama-server
     }
@@ -154,11 +168,18 @@ def _read_sampling(fields: Fields, defaults: SamplingParams, most: str) -> Sampl
 
 
 def _read_bias(fields: Fields) -> dict[int, float]:
-    entries = fields.mapping("logit_bias")
+    given = fields.raw("logit_bias")
+    if isinstance(given, list):  # of llama-server: pairs, whose value may be false for never
+        is_paired = all(isinstance(pair, list) and len(pair) == 2 for pair in given)
+        if not is_paired or not all(type(pair[0]) is int for pair in given):
+            fields.refuse("logit_bias", "an object, or pairs of a token id and a number")
+        entries = [(str(i), -100 if value is False else value) for i, value in given]
+    else:
+        entries = list(fields.mapping("logit_bias").items())
     if len(entries) > MAX_BIASES:
         raise ApiError(f"'logit_bias' has more than {MAX_BIASES} entries", param="logit_bias")
     biases = {}
-    for name, value in entries.items():
+    for name, value in entries:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not name.isdecimal() or len(name) > 9 or not is_number or not -100 <= value <= 100:
             raise ApiError(

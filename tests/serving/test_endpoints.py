@@ -42,7 +42,7 @@ def test_what_it_is(server: RunningServer) -> None:
     assert properties["model"] == model["id"] and properties["parallel"] == 4
     assert properties["context_size"] == model["context_length"] == 8192
     # What clients of llama-server look for.
-    assert properties["default_generation_settings"] == {"n_ctx": 8192}
+    assert properties["default_generation_settings"]["n_ctx"] == 8192
     assert (properties["total_slots"], properties["model_alias"]) == (4, model["id"])
     assert bool(properties["chat_template"]) == properties["has_chat_template"]
     assert fetch(server, "/health").json() == {"status": "ok"}

@@ -1,0 +1,75 @@
+"""What all forms of answers have in common: when each part is said, and what it cost."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .answers import Finished, Piece, Progress
+
+Chunk = dict[str, Any]
+
+
+class AnswerFormat(ABC):
+    """One answer, said whole or as the chunks of a stream.
+
+    ``is_done_said``: whether ``[DONE]`` ends the stream.
+    """
+
+    is_done_said = True
+
+    def begin(self) -> Iterator[Chunk]:
+        """The first chunks of a stream."""
+        yield from ()
+
+    @abstractmethod
+    def progress(self, progress: Progress) -> Chunk:
+        """What of the prompt is read."""
+
+    @abstractmethod
+    def pieces(self, piece: Piece) -> Iterator[Chunk]:
+        """The chunks of what has become certain."""
+
+    @abstractmethod
+    def end(self, finished: Finished) -> Iterator[Chunk]:
+        """The last chunks."""
+
+    @abstractmethod
+    def whole(self, pieces: Sequence[Piece], finished: Finished) -> Chunk:
+        """The answer in one object."""
+
+
+def describe_progress(progress: Progress) -> dict[str, Any]:
+    """As llama-server does: cached tokens count as read."""
+    return {
+        "total": progress.total + progress.cached,
+        "cache": progress.cached,
+        "processed": progress.done + progress.cached,
+        "time_ms": round(progress.elapsed_s * 1e3),
+    }
+
+
+def timings(finished: Finished) -> dict[str, Any]:
+    """Rates and times of an answer by the names of llama-server, and two of its own.
+
+    A rate that was not measured is 0; the first token counts with the prompt.
+    """
+    stats = finished.stats
+    prompt_tps, decode_tps = stats.prefill_tps or 0.0, stats.decode_tps or 0.0
+    said = {
+        "cache_n": stats.cached_tokens,
+        "prompt_n": stats.prompt_tokens - stats.cached_tokens,
+        "prompt_ms": stats.prefill_s * 1e3,
+        "prompt_per_token_ms": 1e3 / prompt_tps if prompt_tps else 0.0,
+        "prompt_per_second": prompt_tps,
+        "predicted_n": stats.generated_tokens,
+        "predicted_ms": stats.decode_s * 1e3,
+        "predicted_per_token_ms": 1e3 / decode_tps if decode_tps else 0.0,
+        "predicted_per_second": decode_tps,
+        "time_to_first_token_s": stats.ttft_s,
+        "note": stats.note,
+    }
+    if stats.drafted_tokens:
+        said |= {"draft_n": stats.drafted_tokens, "draft_n_accepted": stats.accepted_tokens}
+    return said
