@@ -125,8 +125,8 @@ def find_room(
 def require_fit(context: int, sizes: SessionSizes, room: int, *, weight_bytes: int = 0) -> None:
     """Raises ResourceError for a session of ``context`` positions that takes more than ``room``.
 
-    ``weight_bytes`` are weights yet to be loaded. The message gives the parts, what is available
-    and the largest context that fits.
+    ``weight_bytes`` are weights yet to be loaded. The message gives the parts, what is available,
+    the limit that leaves no more, and the largest context that fits.
     """
     parts = dict(sizes(context))
     if sum(parts.values()) <= room:
@@ -136,15 +136,17 @@ def require_fit(context: int, sizes: SessionSizes, room: int, *, weight_bytes: i
     breakdown = ", ".join(
         f"{name.replace('_', ' ')} {memory.format_bytes(size)}" for name, size in parts.items()
     )
-    largest = find_largest_context(context, sizes, room)
+    largest, limit = find_largest_context(context, sizes, room), memory.binding_limit()
     if largest:
         cure = f"the largest context that fits is -c {largest}"
     else:
-        cure = "no context fits: free memory, use a smaller model or smaller -b and -ub"
+        more = "raise that limit" if limit else "free memory"
+        cure = f"no context fits: {more}, use a smaller model or smaller -b and -ub"
+    within = f" within the limit {limit}" if limit else ""
     raise ResourceError(
         f"a context of {context} positions needs "
         f"{memory.format_bytes(sum(parts.values()))} ({breakdown}) and "
-        f"{memory.format_bytes(max(0, room + weight_bytes))} are available; {cure}"
+        f"{memory.format_bytes(max(0, room + weight_bytes))} are available{within}; {cure}"
     )
 
 

@@ -20,13 +20,22 @@ _DEFAULT_STACK_BYTES = 8 * 2**20
 
 def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
     """The least of: free and droppable memory, what the control group and RLIMIT_AS leave."""
-    limits = [_droppable_bytes(meminfo)]
+    return _least_left(meminfo)[0]
+
+
+def binding_limit(meminfo: Path = Path("/proc/meminfo")) -> str:
+    """What leaves less than the machine has: "of ..." a limit; empty if none does."""
+    return _least_left(meminfo)[1]
+
+
+def _least_left(meminfo: Path) -> tuple[int, str]:
+    limits = [(_droppable_bytes(meminfo), "")]
     group_left = cgroup.memory_left_bytes()
     if group_left is not None:
-        limits.append(group_left)
+        limits.append((group_left, "of this control group or container"))
     addresses_left = address_space_left_bytes()
     if addresses_left is not None:
-        limits.append(addresses_left)
+        limits.append((addresses_left, "of addresses (ulimit -v)"))
     return min(limits)
 
 

@@ -19,7 +19,7 @@ from edgeh2o.cli.main import main
 from edgeh2o.cli.progress import ProgressBars
 from edgeh2o.engine.memory_fit import RESERVE_BYTES
 from edgeh2o.errors import is_shortage
-from edgeh2o.host import memory
+from edgeh2o.host import cgroup, memory
 from tests.bad_input.refusal import Refusal, require_one_line
 from tests.tiny_models import TinyModelFactory
 from tests.transformers.folders import write_folder
@@ -60,8 +60,28 @@ def test_memory_below_weights_or_cache(
     problem: str,
 ) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: RESERVE_BYTES + n_free_bytes)
+    monkeypatch.setattr(memory, "binding_limit", str)  # this test may run in a container
     sizes = ["-b", "64", "-ub", "64", "--h2o-local", "16", "--h2o-heavy", "16", "-c", "100000"]
     refusal(["run", model, *OPTIONS, *sizes], code=1, problem=problem, max_python_bytes=16 * 2**20)
+
+
+@pytest.mark.parametrize(
+    ("n_free_bytes", "problem"),
+    [
+        (100_000, "within the limit of this control group or container; no context .* raise that"),
+        (16 * 2**20, r"within the limit of this control .*; the largest context .* is -c \d+"),
+    ],
+)
+def test_a_container_with_less_memory_is_named(
+    model: str,
+    refusal: Refusal,
+    monkeypatch: pytest.MonkeyPatch,
+    n_free_bytes: int,
+    problem: str,
+) -> None:
+    monkeypatch.setattr(cgroup, "memory_left_bytes", lambda: RESERVE_BYTES + n_free_bytes)
+    sizes = ["-b", "64", "-ub", "64", "--h2o-local", "16", "--h2o-heavy", "16", "-c", "100000"]
+    refusal(["run", model, *OPTIONS, *sizes], code=1, problem=problem)
 
 
 def _limited(model: str, mib: int, context: int) -> subprocess.CompletedProcess[str]:
@@ -93,7 +113,7 @@ def test_the_context_named_under_a_limit_of_addresses_works(smollm2_path: Path, 
     if named is not None:
         assert _limited(model, mib, int(named[1])).returncode == 0
     else:
-        assert "no context fits" in refused.stderr
+        assert "of addresses (ulimit -v); no context fits: raise that limit" in refused.stderr
         assert _limited(model, mib, 256).returncode == 1
 
 

@@ -256,7 +256,8 @@ def test_address_space_limit_is_met_with_numbers(model: str) -> None:
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
     )
     assert result.returncode == 1
-    assert "are available; the largest context that fits is -c" in result.stderr
+    assert "are available within the limit of addresses (ulimit -v)" in result.stderr
+    assert "; the largest context that fits is -c" in result.stderr
     assert result.stdout == ""
 
 

@@ -15,14 +15,17 @@ from edgeh2o.host import cgroup, memory
 def test_available_is_bounded_by_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cgroup, "memory_left_bytes", lambda: 12345)
     assert memory.available_bytes() == 12345
+    assert memory.binding_limit() == "of this control group or container"
     monkeypatch.setattr(cgroup, "memory_left_bytes", lambda: None)
     assert 0 < memory.available_bytes() <= psutil.virtual_memory().total
+    assert memory.binding_limit() == ""
 
 
 def test_available_is_bounded_by_the_address_space(monkeypatch: pytest.MonkeyPatch) -> None:
     used = psutil.Process().memory_info().vms
     monkeypatch.setattr(resource, "getrlimit", lambda _: (used + 50_000_000, -1))
     assert 0 < memory.available_bytes() <= 60_000_000
+    assert memory.binding_limit() == "of addresses (ulimit -v)"
     monkeypatch.setattr(resource, "getrlimit", lambda _: (used // 2, -1))
     assert memory.available_bytes() == 0
 
