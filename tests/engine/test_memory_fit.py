@@ -63,5 +63,6 @@ def test_refusal_gives_numbers_and_the_largest_context(monkeypatch: pytest.Monke
 
 def test_refusal_when_no_context_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(memory, "binding_limit", str)
     with pytest.raises(ResourceError, match="no context fits: free memory"):
         _require_fit(4096)
