@@ -189,7 +189,9 @@ class AnswerEngine:
         if grammar is not None:  # it says itself where an answer may end
             sampling = replace(sampling, ignore_eos=False)
         ticket.most_tokens = sampling.max_tokens
-        borrowed = self.pool.borrow(prompt, sampling.max_tokens, n_question=n_question)
+        borrowed = self.pool.borrow(
+            prompt, sampling.max_tokens, n_question=n_question, require=ticket.require
+        )
         with borrowed as conversation:
             shape = conversation.shape_of(prompt, n_question)
             begun_at = time.monotonic()

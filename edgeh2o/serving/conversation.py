@@ -47,6 +47,7 @@ class Conversation:
         )
         self.session.take_weights(pool_model, opened.load_s, draft)
         self.is_busy = True
+        self.expected_bytes = 0  # that it will hold when its request is done
         self._resting_bytes = 0
         self.used_at = time.monotonic()
 

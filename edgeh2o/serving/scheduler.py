@@ -201,6 +201,7 @@ class Scheduler:
             elif call is not None:
                 call.execute()
                 self._last_step_at = 0.0  # those that decode had time to draw their tokens
+            steps, call = [], None  # they hold a runner, which may be gone before the next is there
 
     def _choose(self) -> tuple[list[_DecodeJob], _Job[Any] | None]:
         """What is next; may wait for steps that are about to come."""

@@ -6,6 +6,7 @@ import gc
 import logging
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -14,8 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgeh2o import HeadwiseConfig
+from edgeh2o import DenseConfig, HeadwiseConfig
 from edgeh2o.engine.grammar import Grammar
+from edgeh2o.engine.memory_fit import RESERVE_BYTES
 from edgeh2o.errors import ResourceError
 from edgeh2o.host import memory
 from edgeh2o.serving.answers import AnswerEngine, Progress, Ticket
@@ -187,6 +189,61 @@ def test_a_bound_keeps_as_many_short_conversations_as_it_has_room_for(
             answer(engine, request_of(tokens_of(40, seed=seed), 2))
         assert len(engine.pool) == 16
         assert answer(engine, request_of(tokens_of(40, seed=0), 2)).stats.cached_tokens == 40
+
+
+def test_requests_wait_for_memory_that_others_are_yet_to_write(
+    serving_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What nobody has taken yet is not free: a container's limit ended the server."""
+    busy: list[int] = []
+    with open_engine(serving_model, attention=DenseConfig(), context_size=8192) as engine:
+        pool = engine.pool
+        monkeypatch.setattr(pool, "_estimate", lambda *_: (12 * 2**20, 8 * 2**20))
+        room = RESERVE_BYTES + 34 * 2**20
+        monkeypatch.setattr(memory, "available_bytes", lambda: room)
+
+        def ask(seed: int) -> str:
+            request = request_of(tokens_of(4000, seed=seed), 64)
+            events: list[object] = []
+
+            def emit(event: object) -> None:
+                events.append(event)
+                busy.append(sum(each.is_busy for each in pool._kept))
+
+            engine.answer(request, emit, Ticket())
+            return type(events[-1]).__name__
+
+        with ThreadPoolExecutor(3) as threads:
+            assert list(threads.map(ask, range(3))) == ["Finished"] * 3
+        assert max(busy) == 1
+        monkeypatch.setattr(memory, "available_bytes", lambda: 2 * room)
+        busy.clear()
+        with ThreadPoolExecutor(2) as threads:
+            assert list(threads.map(ask, range(3, 5))) == ["Finished"] * 2
+        assert max(busy) == 2
+
+
+def test_a_request_that_waits_for_memory_can_be_given_up(
+    serving_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = Ticket()
+    with open_engine(serving_model, attention=DenseConfig(), context_size=8192) as engine:
+        monkeypatch.setattr(engine.pool, "_estimate", lambda *_: (12 * 2**20, 8 * 2**20))
+        room = RESERVE_BYTES + 34 * 2**20
+        monkeypatch.setattr(memory, "available_bytes", lambda: room)
+
+        def emit(event: object) -> None:
+            if isinstance(event, Progress) and threads is not None and not others:
+                other = request_of(tokens_of(4000, seed=1), 8)
+                others.append(threads.submit(engine.answer, other, lambda _: None, waiting))
+                waiting.cancel("the client has gone")
+                with pytest.raises(CancelledError, match="client has gone"):
+                    others[0].result(20)
+
+        others: list[Future[None]] = []
+        with ThreadPoolExecutor(1) as threads:
+            engine.answer(request_of(tokens_of(4000, seed=0), 8), emit, Ticket())
+        assert len(others) == 1 and len(engine.pool) == 1
 
 
 def test_a_cancelled_prompt_goes_on_where_it_was_left(serving_model: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from typing import Any
 
@@ -33,3 +34,18 @@ def test_a_step_that_is_over_holds_no_runner() -> None:
     finally:
         gc.enable()
         scheduler.close()
+
+
+def test_the_last_step_holds_no_runner_while_nothing_else_comes() -> None:
+    """A server at rest held all of its last conversation, dropped or not."""
+    scheduler, runner = Scheduler(), Runner()
+    left = weakref.ref(runner)
+    scheduler.decode(runner, np.array([3], np.int32), None)
+    scheduler.leave(runner)
+    del runner
+    for _ in range(100):  # until the thread waits again
+        if left() is None:
+            break
+        time.sleep(0.05)
+    assert left() is None
+    scheduler.close()
