@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from .evaluation.perplexity import evaluate_perplexity as evaluate_perplexity
     from .evaluation.throughput import Workload as Workload
     from .evaluation.throughput import benchmark_throughput as benchmark_throughput
+    from .formats.model_cache import pull as pull
     from .llm import LLM as LLM
     from .rope_config import RopeConfig as RopeConfig
 
@@ -81,6 +82,7 @@ _HOMES = {
     "evaluate_perplexity": "evaluation.perplexity",
     "h2o_policy": "_core",
     "headwise_policy": "_core",
+    "pull": "formats.model_cache",
     "python_policy": "_core",
     "visualize_attention_patterns": "evaluation.attention_patterns",
 }

@@ -33,6 +33,9 @@ DESCRIPTION = (
     "Measure the loss of every combination of attention settings on the same "
     f"windows of a text. Writes {TABLE_NAME} and {PICTURE_NAME}."
 )
+EXAMPLES = """\
+  edgeh2o ablate model.gguf -f text.txt --grid budget=512,1024
+  edgeh2o ablate model.gguf -f text.txt --attention h2o --grid local=128,256"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

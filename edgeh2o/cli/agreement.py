@@ -19,6 +19,8 @@ DESCRIPTION = (
     "compare the texts, and the distributions of the first token. A second dense prefill in "
     "other chunks shows how much of the difference is rounding."
 )
+EXAMPLES = """\
+  edgeh2o agreement model.gguf -f text.txt --prompts 5"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -31,6 +31,11 @@ DESCRIPTION = (
     "it comes; the same command again goes on where it was stopped. Requests that begin alike are "
     "read once as far as they do: put the shared instructions first."
 )
+EXAMPLES = """\
+  edgeh2o batch model.gguf requests.jsonl -o results.jsonl --parallel 4
+  head -1 requests.jsonl
+  {"custom_id": "1", "url": "/v1/chat/completions",
+   "body": {"messages": [{"role": "user", "content": "Hello"}]}}"""
 _SECONDS_BETWEEN_NOTES = 10.0
 
 

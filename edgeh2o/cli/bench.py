@@ -25,6 +25,9 @@ DESCRIPTION = (
     "Measure the speed of prefill and decode, without tokenisation and sampling. "
     "Dense and sparse attention take turns. Lists stand between commas."
 )
+EXAMPLES = """\
+  edgeh2o bench model.gguf
+  edgeh2o bench model.gguf -p 512,4096 -n 64 -r 5 -o csv"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -29,6 +29,9 @@ DESCRIPTION = (
     "by itself for every quantisation of the same weights. A calibration that was interrupted goes "
     "on when it is started again."
 )
+EXAMPLES = """\
+  edgeh2o calibrate model.gguf                  once per model
+  edgeh2o calibrate model.gguf --length 8192    for longer prompts"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -52,6 +52,9 @@ HELP = "talk to a model"
 DESCRIPTION = (
     "Talk to a model. One line is one message; answers go to stdout. Type /help for commands."
 )
+EXAMPLES = """\
+  edgeh2o chat smollm2-135m
+  edgeh2o chat model.gguf --system "You are a cook." --session talk.session"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -35,10 +35,11 @@ complete -o filenames -F _edgeh2o edgeh2o
 _ZSH_START = "autoload -U +X bashcompinit && bashcompinit\n"
 
 HELP = "print a shell's completion script"
-DESCRIPTION = (
-    "Print a completion script: source <(edgeh2o completion bash), the same with "
-    "zsh, or edgeh2o completion fish | source."
-)
+DESCRIPTION = "Print a completion script: commands, flags, and the values that a flag may have."
+EXAMPLES = """\
+  edgeh2o completion bash > ~/.local/share/bash-completion/completions/edgeh2o
+  source <(edgeh2o completion zsh)
+  edgeh2o completion fish > ~/.config/fish/completions/edgeh2o.fish"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,6 +11,9 @@ DESCRIPTION = (
     "Show the CPU and its features, the kernels and the number of threads that "
     "are chosen and why, limits, memory, temperature and versions."
 )
+EXAMPLES = """\
+  edgeh2o doctor
+  edgeh2o doctor --json"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -22,6 +22,9 @@ DESCRIPTION = (
     "predictions of their last quarters: what asks for the rest of a long prompt. --suite long "
     "asks questions about them and counts right answers."
 )
+EXAMPLES = """\
+  edgeh2o evaluate model.gguf
+  edgeh2o evaluate model.gguf --suite long --budget 512"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,6 +11,8 @@ DESCRIPTION = (
     "model.onnx, its weights, the tokenizer. Attention becomes GroupQueryAttention; matrices of "
     "type Q4_0 and Q8_0 stay as they are (MatMulNBits), others become float32. Needs edgeh2o[onnx]."
 )
+EXAMPLES = """\
+  edgeh2o export-onnx model.gguf onnx_folder"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

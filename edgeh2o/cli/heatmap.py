@@ -23,6 +23,8 @@ DESCRIPTION = (
     "the first ones, and how similar the choices of runs, chunks, heads and texts are. Needs "
     "edgeh2o[plot]."
 )
+EXAMPLES = """\
+  edgeh2o heatmap model.gguf -f text.txt --folder pictures"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

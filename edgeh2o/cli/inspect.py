@@ -38,6 +38,9 @@ DESCRIPTION = (
     "(-c, default: the model's trained length). No weights are loaded, but an ONNX model is tried "
     "on a few tokens; with --check-tensors every weight is looked at."
 )
+EXAMPLES = """\
+  edgeh2o inspect model.gguf
+  edgeh2o inspect model.gguf -c 32768 --json"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

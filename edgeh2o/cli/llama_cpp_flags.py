@@ -9,8 +9,8 @@ from typing import NamedTuple
 from ..errors import UsageError
 
 _BY_PATH = (
-    "no model is fetched from there; fetch the file, as by 'edgeh2o pull org/name:FILE', and give "
-    "its path"
+    "models are fetched from the Hugging Face Hub alone: -hf org/name:FILE, or 'edgeh2o pull "
+    "org/name:FILE'; fetch others yourself and give their path"
 )
 
 _NO_DRAFT = (
@@ -43,7 +43,9 @@ _FLAGS = {
             "-ngl --gpu-layers --n-gpu-layers",
             _Flag("a GPU takes all layers (--device cuda)", "value", idle=("0",)),
         ),
-        ("-hf -hfr --hf-repo -hff --hf-file -mu --model-url", _Flag(_BY_PATH, "value")),
+        ("-hf --hf-repo", _Flag("this command takes a path", "value")),
+        ("-hfr", _Flag("this command takes a path", "value", "--hf-repo")),
+        ("-hff --hf-file -mu --model-url", _Flag(_BY_PATH, "value")),
         (
             "-tb --threads-batch",
             _Flag("one number of threads serves prompt and answer; use -t", "value"),

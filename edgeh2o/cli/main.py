@@ -19,29 +19,49 @@ from .parser import Parser, name_variables
 from .report import printable
 
 # In the order of the help; each is a module, imported where it is needed.
-VERBS = (
-    "run",
-    "chat",
-    "serve",
-    "batch",
-    "pull",
-    "inspect",
-    "doctor",
-    "bench",
-    "calibrate",
-    "perplexity",
-    "evaluate",
-    "needle",
-    "agreement",
-    "ablate",
-    "heatmap",
-    "quantize",
-    "export-onnx",
-    "completion",
-)
+_GROUPS = {
+    "answers": ("run", "chat", "serve", "batch"),
+    "models": ("pull", "inspect", "calibrate", "quantize", "export-onnx"),
+    "speed and quality": (
+        *("bench", "perplexity", "evaluate", "needle", "agreement", "ablate", "heatmap"),
+    ),
+    "this machine": ("doctor", "completion"),
+}
+VERBS = tuple(verb for verbs in _GROUPS.values() for verb in verbs)
 # Those that need neither NumPy nor tokenizers.
 _LIGHT_VERBS = ("pull", "doctor", "completion")
 EXIT_BROKEN_PIPE = 141
+
+_DESCRIPTION = "Run language models with long prompts on CPUs: sparse prefill where it is faster."
+_EXAMPLES = """\
+  edgeh2o run smollm2-135m -p "The capital of France is" -n 16
+  edgeh2o chat model.gguf
+  edgeh2o serve model.gguf
+  edgeh2o run --help            the flags of a command"""
+_EPILOG = (
+    "Every flag can be set by an environment variable: --ctx-size by EDGEH2O_CTX_SIZE. A flag that "
+    "is given beats its variable."
+)
+
+
+class _MainParser(Parser):
+    """Lists the commands by what they are for."""
+
+    def format_help(self) -> str:
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, (), ())
+        formatter.add_text(self.description)
+        actions = next(a for a in self._actions if isinstance(a, argparse._SubParsersAction))
+        verbs = {action.dest: action for action in actions._choices_actions}
+        for title, names in _GROUPS.items():
+            formatter.start_section(title)
+            formatter.add_arguments([verbs[name] for name in names if name in verbs])
+            formatter.end_section()
+        formatter.start_section("options")
+        formatter.add_arguments([a for a in self._actions if a.option_strings])
+        formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
 
 
 def build_parser(only: str | None = None) -> argparse.ArgumentParser:
@@ -49,18 +69,23 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
 
     If ``only`` is a verb that needs no other, the rest is left out: it would take 20 ms.
     """
-    parser = Parser(
+    parser = _MainParser(
         prog="edgeh2o",
-        description="Run language models on edge CPUs with chunked H2O sparse prefill.",
-        epilog="Every flag can be set by an environment variable: --ctx-size by "
-        "EDGEH2O_CTX_SIZE. A flag that is given beats its variable.",
+        usage="edgeh2o COMMAND ...",
+        description=f"{_DESCRIPTION}\n\n{_EXAMPLES}",
+        epilog=_EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"edgeh2o {__version__}")
-    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    verbs = parser.add_subparsers(
+        prog="edgeh2o", metavar="COMMAND", required=True, parser_class=Parser
+    )
     for name in (only,) if only in VERBS and only != "completion" else VERBS:
         verb = import_module(f".{name.replace('-', '_')}", __package__)
-        command = verbs.add_parser(name, help=verb.HELP, description=verb.DESCRIPTION)
+        command = verbs.add_parser(
+            name, help=verb.HELP, description=f"{verb.DESCRIPTION}\n\n{verb.EXAMPLES}"
+        )
         verb.add_arguments(command)
+        command.usage = command.short_usage()
         command.set_defaults(execute=verb.execute, verbs=verbs, is_light=name in _LIGHT_VERBS)
     return parser
 
@@ -72,8 +97,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         _require_streams()
         _use_utf8()
         with _one_line_warnings():
-            words = sys.argv[1:] if argv is None else argv
-            args = build_parser(words[0] if words else None).parse_args(words)
+            words = _read_words(sys.argv[1:] if argv is None else argv)
+            if not words:
+                print(build_parser().format_help(), end="", file=sys.stderr)
+                return UsageError.exit_code
+            args = build_parser(words[0]).parse_args(words)
             if not args.is_light:
                 _require_addresses()
             code: int = args.execute(args)
@@ -100,6 +128,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             raise
         return EdgeH2OError.exit_code
+
+
+def _read_words(words: Sequence[str]) -> list[str]:
+    """``help VERB`` as ``VERB --help``. Raises UsageError, with the cure, where no verb is."""
+    first, *rest = words or [""]
+    if first == "help":
+        first, *rest = words = [*rest[:1], "--help"]
+    elif first == "version" and not rest:
+        return ["--version"]
+    if not first or first in (*VERBS, "-h", "--help", "--version"):
+        return list(words)
+    from .suggestions import suggest_verb
+
+    raise UsageError(f"{suggest_verb(words, VERBS)}; see 'edgeh2o --help'")
 
 
 def _explain_shortage() -> str:

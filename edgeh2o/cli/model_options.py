@@ -18,6 +18,7 @@ from ..config import (
     SamplingParams,
 )
 from ..errors import UsageError
+from ..formats.known_models import HubName
 from ..rope_config import RopeConfig
 from .attention_options import add_attention_options, read_attention
 from .options import add_config_options, read_config
@@ -57,6 +58,30 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
         "smollm2-135m",
     )
     group.add_argument("-m", "--model", metavar="MODEL", help="MODEL given by a flag")
+    group.add_argument(
+        "-hf",
+        "--hf-repo",
+        dest="model",
+        type=_read_hub_name,
+        metavar="NAME",
+        help="org/name[:file] of the Hugging Face Hub in place of MODEL, fetched as by 'edgeh2o "
+        "pull' unless it is there (needs edgeh2o[pull])",
+    )
+
+
+def _read_hub_name(text: str) -> HubName:
+    """An argparse type: the name of a model of the hub, or its address."""
+    from ..formats.hub import read_hub_name
+
+    try:
+        name = read_hub_name(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if name is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r:.80} is not of the form org/name or org/name:FILE, such as org/name:Q4_K_M"
+        )
+    return HubName(name)
 
 
 def add_model_options(

@@ -19,6 +19,9 @@ DESCRIPTION = (
     "Hide a passkey in prompts of several lengths, at several depths and places "
     "inside a chunk. The prompts are read and answered densely, and with the attention under test."
 )
+EXAMPLES = """\
+  edgeh2o needle model.gguf
+  edgeh2o needle model.gguf --chat --lengths 4096,8192 --depths 0,0.5,1"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -27,6 +27,19 @@ class _HelpFormatter(argparse.HelpFormatter):
     def __init__(self, prog: str, **settings: Any) -> None:
         super().__init__(prog, **{"width": _terminal_width() - 2, **settings})
 
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        """``-c, --ctx-size N``: what a flag takes is said once."""
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {value}"
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Paragraphs; those that begin with a space, examples, stay as they are."""
+        fill = super()._fill_text
+        paragraphs = text.split("\n\n")
+        return "\n\n".join(p if p.startswith(" ") else fill(p, width, indent) for p in paragraphs)
+
 
 def _terminal_width() -> int:
     """As ``shutil.get_terminal_size`` has it."""
@@ -51,6 +64,15 @@ class Parser(argparse.ArgumentParser):
         if message.endswith("expected one argument"):
             message += " (one that begins with a dash goes after =, as in --stop=-x)"
         raise UsageError(f"{message}; see '{self.prog} --help'")
+
+    def short_usage(self) -> str:
+        """The usage of a command: what it is given, and that there are flags."""
+        formatter = self._get_formatter()
+        names = [
+            formatter._format_args(action, action.dest).strip("[]")  # -m may give it instead
+            for action in self._get_positional_actions()
+        ]
+        return " ".join([self.prog, *names, "[flags]"])
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """The flags that a word may be; with one dash argparse would take abbreviations."""
@@ -124,8 +146,9 @@ class Parser(argparse.ArgumentParser):
                 if (ours := translate_flag(word, left, known)) is not None:
                     attached += ours
                     continue
-                if word.startswith("-h"):
-                    self.error(f"unrecognized arguments: {word}")
+                name = word.partition("=")[0]
+                if word.startswith("-h") or f"-{name}" in known:  # -t EMP is not what -temp says
+                    self.error(f"unrecognized arguments: {word}{self._suggest([f'-{name}'])}")
             attached.append(word)
         return attached
 
@@ -153,14 +176,14 @@ class Parser(argparse.ArgumentParser):
 
     def _suggest(self, rest: Sequence[str]) -> str:
         """What was meant, perhaps."""
-        from difflib import get_close_matches
+        from .suggestions import suggest_flag
 
         flag = next((word.partition("=")[0] for word in rest if word.startswith("-")), None)
         if flag is None:
             has_prompt = "--prompt" in self._option_string_actions
             return " (the prompt goes after -p, in quotation marks)" if has_prompt else ""
-        similar = get_close_matches(flag, self._option_string_actions, n=1)
-        return f" (did you mean {similar[0]}?)" if similar else ""
+        similar = suggest_flag(flag, self._option_string_actions)
+        return f" (did you mean {similar}?)" if similar else ""
 
     def _find_variables(self) -> dict[argparse.Action, str]:
         """The variables that are set, by the flag they stand for."""

@@ -26,6 +26,9 @@ DESCRIPTION = (
     "predictions of every token: perplexity, loss, KL divergence, top-1 agreement, each with "
     "its standard error."
 )
+EXAMPLES = """\
+  edgeh2o perplexity model.gguf -f text.txt
+  edgeh2o perplexity model.gguf -f text.txt --ctx 8192 --windows 4 --budget 512"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -21,13 +21,6 @@ _ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     """Adds ``-p TEXT``, ``-f FILE`` and ``-``, of which one may be given."""
-    parser.add_argument(
-        "-e",
-        "--escape",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="read \\n, \\t, \\\\ and \\xHH in the prompt of -p, as llama.cpp (default: as text)",
-    )
     sources = parser.add_mutually_exclusive_group()
     sources.add_argument("-p", "--prompt", type=utf8_text, metavar="TEXT", help="the prompt itself")
     sources.add_argument(
@@ -44,6 +37,13 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
         action="store_const",
         const=STDIN,
         help="read the prompt from standard input",
+    )
+    parser.add_argument(
+        "-e",
+        "--escape",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="read \\n, \\t, \\\\ and \\xHH in the prompt of -p, as llama.cpp (default: as text)",
     )
 
 

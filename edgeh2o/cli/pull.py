@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..errors import ResourceError, UsageError
+from ..errors import UsageError
 from .report import printable
 
 HELP = "fetch a known model, or one of the Hugging Face Hub"
@@ -14,6 +14,9 @@ DESCRIPTION = (
     "edgeh2o[pull]). FILE is a GGUF file, or a part of its name such as Q4_K_M; without GGUF files "
     "the folder of safetensors is fetched."
 )
+EXAMPLES = """\
+  edgeh2o pull smollm2-135m
+  edgeh2o pull org/name:Q4_K_M"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,27 +28,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Fetches the model unless it is there, and prints where it lies."""
-    from ..formats.hub import pull_from_hub, read_hub_name
     from ..formats.known_models import KNOWN_MODELS
-    from ..formats.metadata import quote
-    from ..formats.model_cache import is_local_model, resolve_model
+    from ..formats.model_cache import is_local_model, pull
     from .model_options import print_note
 
     if not args.name:
         raise UsageError(
             "no name given: pull a known model, such as smollm2-135m, or org/name[:file]"
         )
-    known = args.name in KNOWN_MODELS
-    if not known and is_local_model(args.name):
+    if args.name not in KNOWN_MODELS and is_local_model(args.name):
         print_note(f"{printable(args.name)} is on this machine already")
         print(args.name)
-    elif known:
-        print(resolve_model(args.name, on_message=print_note))
-    elif (name := read_hub_name(args.name)) is not None:
-        print(pull_from_hub(name, on_message=print_note))
     else:
-        raise ResourceError(
-            f"{quote(args.name)} is not the name of a known model ({', '.join(KNOWN_MODELS)}), "
-            "nor of the form org/name[:file] of the Hugging Face Hub, nor a model on this machine"
-        )
+        print(pull(args.name, on_message=print_note))
     return 0

@@ -13,6 +13,9 @@ DESCRIPTION = (
     "Write a GGUF file, or a folder of safetensors, as a GGUF file whose matrices are of TYPE. The "
     "file takes its name when it is complete; an interrupt or a full disk leaves what was there."
 )
+EXAMPLES = """\
+  edgeh2o quantize hf_folder model.gguf q4_k_m
+  edgeh2o quantize model-f16.gguf model-q8_0.gguf q8_0"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

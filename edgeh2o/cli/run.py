@@ -44,13 +44,18 @@ if TYPE_CHECKING:
 
 HELP = "answer a prompt"
 DESCRIPTION = "Answer a prompt. The answer streams to stdout, statistics go to stderr."
+EXAMPLES = """\
+  edgeh2o run smollm2-135m -p "The capital of France is" -n 16 --temp 0
+  edgeh2o run model.gguf --chat -p "Name three rivers." --system "Be brief."
+  edgeh2o run model.gguf --chat -f question.txt --quiet > answer.txt
+  cat document.txt | edgeh2o run model.gguf - -n 100"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments and flags."""
     add_model_argument(parser)
-    add_draft_option(parser)
     add_prompt_options(parser)
+    add_draft_option(parser)
     parser.add_argument(
         "--no-special",
         dest="parse_special",
@@ -66,12 +71,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
-        "--json-schema", metavar="FILE", help="the answer is JSON of this schema (edgeh2o[serve])"
+        "-j",
+        "--json-schema",
+        metavar="FILE",
+        help="the answer is JSON of this schema, a file or the JSON itself (edgeh2o[serve])",
     )
     form.add_argument(
         "--grammar",
         metavar="FILE",
-        help="the answer has the form of this grammar, of Lark or, in a file *.gbnf, of llama.cpp",
+        help="the answer has the form of this grammar, of Lark or, in a file *.gbnf, of llama.cpp; "
+        "the grammar itself if it has ::= (edgeh2o[serve])",
     )
     add_session_options(parser)
     add_config_options(parser, SamplingParams, title="sampling")
@@ -89,9 +98,10 @@ def execute(args: argparse.Namespace) -> int:
     options = read_model_options(args)
     check_together(sampling, options)
     prompt = read_prompt(args)
-    given = (args.system, args.chat_template, args.chat_template_kwargs)
-    if not args.chat and any(value is not None for value in given):
-        raise UsageError("--system, --chat-template and --chat-template-kwargs need --chat")
+    names = ("system", "chat_template", "chat_template_kwargs")
+    if not args.chat and (given := [name for name in names if getattr(args, name) is not None]):
+        flag = f"--{given[0].replace('_', '-')}"
+        raise UsageError(f"{flag} is for a prompt that is the message of a chat; add --chat")
     session = find_session(args)
 
     def check(opened: Session) -> None:
@@ -151,7 +161,11 @@ def _read_form(args: argparse.Namespace) -> Grammar | None:
     from ..engine.grammar import Grammar
 
     if args.json_schema is not None:
-        return Grammar.of_schema(read_text(args.json_schema, flag="--json-schema"))
+        given = args.json_schema
+        is_json = given.lstrip().startswith("{")
+        return Grammar.of_schema(given if is_json else read_text(given, flag="--json-schema"))
+    if "::=" in args.grammar:
+        return Grammar("gbnf", args.grammar)
     kind: GrammarKind = "gbnf" if args.grammar.endswith(".gbnf") else "lark"
     return Grammar(kind, read_text(args.grammar, flag="--grammar"))
 

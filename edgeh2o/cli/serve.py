@@ -36,6 +36,9 @@ DESCRIPTION = (
     "Serve a model over HTTP in the form of OpenAI's interface: /v1/chat/completions, "
     "/v1/completions, /v1/models, /health, /metrics. Needs edgeh2o[serve]."
 )
+EXAMPLES = """\
+  edgeh2o serve model.gguf
+  edgeh2o serve model.gguf -c 16384 --host 0.0.0.0 --api-key-file key.txt"""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _PACKAGES = ("starlette", "uvicorn", "prometheus_client", "llguidance")
 _CONTEXT_FULL_HELP = (

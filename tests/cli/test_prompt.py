@@ -205,8 +205,8 @@ def test_flags_of_newer_commands_are_refused_with_the_cure(words: str, part: str
 
 
 def test_texts_that_look_like_flags_of_llama_cpp_stay() -> None:
-    args, warned = _parse("-p", "-fa", "--stop", "-hf")
-    assert (args.prompt, args.stop, warned) == ("-fa", ["-hf"], [])
+    args, warned = _parse("-p", "-fa", "--stop", "-mu")
+    assert (args.prompt, args.stop, warned) == ("-fa", ["-mu"], [])
     with pytest.raises(UsageError, match="-no-cnv: 'edgeh2o run' answers a prompt"):
         _parse("-no-cnv", verb="chat")
 

@@ -297,14 +297,17 @@ def test_answers_of_a_given_form(
     expect_usage_error: ExpectUsageError,
 ) -> None:
     schema, grammar, wrong = (tmp_path / name for name in ("s.json", "g.gbnf", "wrong.lark"))
-    schema.write_text('{"enum": ["hen", "pen"]}')
+    enum = '{"enum": ["hen", "pen"]}'
+    schema.write_text(enum)
     grammar.write_text('root ::= "a" "b"')
     wrong.write_text("start: nothing")
     run = ["run", model, "-p", "the", "--quiet"]
-    assert main([*run, "--json-schema", str(schema)]) == 0
-    assert capsys.readouterr().out.strip() in ('"hen"', '"pen"')
-    assert main([*run, "--grammar", str(grammar)]) == 0
-    assert capsys.readouterr().out == "ab\n"
+    for given in (["--json-schema", str(schema)], ["-j", enum]):
+        assert main([*run, *given]) == 0
+        assert capsys.readouterr().out.strip() in ('"hen"', '"pen"')
+    for text in (str(grammar), grammar.read_text()):
+        assert main([*run, "--grammar", text]) == 0
+        assert capsys.readouterr().out == "ab\n"
     expect_usage_error(main([*run, "--grammar", str(wrong)]), "the lark cannot be used")
     expect_usage_error(
         main([*run, "--grammar", str(grammar), "--json-schema", str(schema)]), "not allowed with"

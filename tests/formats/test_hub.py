@@ -16,6 +16,7 @@ import pytest
 
 from edgeh2o.errors import UsageError
 from edgeh2o.formats.hub import HubFile, _choose_files, read_hub_name
+from tests.tiny_models import TinyModelFactory
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 # The first is larger than the pieces in which the library writes what it gets.
@@ -133,11 +134,17 @@ def hub() -> Iterator[Hub]:
 
 
 def pull(name: str, home: Path, endpoint: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return run_command(["pull", name], home, endpoint, **more)
+
+
+def run_command(
+    words: list[str], home: Path, endpoint: str, **more: str
+) -> subprocess.CompletedProcess[str]:
     """In a process of its own: the library reads its settings when it is imported."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "EDGEH2O_"))}
     environment |= {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1"}
     environment |= {"NO_PROXY": "127.0.0.1", "HF_HUB_DISABLE_TELEMETRY": "1"} | more
-    command = [sys.executable, "-m", "edgeh2o", "pull", name]
+    command = [sys.executable, "-m", "edgeh2o", *words]
     return subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=60, check=False
     )
@@ -154,6 +161,28 @@ def test_a_file_is_fetched_checked_and_gone_on_with(hub: Hub, tmp_path: Path) ->
     path = Path(result.stdout.strip())
     assert path.name == "tiny-Q4_0.gguf" and path.read_bytes() == FILES["tiny-Q4_0.gguf"]
     assert "fetching org/tiny/tiny-Q4_0.gguf (24 MB)" in result.stderr
+
+
+def test_a_model_is_run_from_the_hub_and_found_there_again(
+    hub: Hub, tmp_path: Path, tiny_model: TinyModelFactory
+) -> None:
+    pytest.importorskip("huggingface_hub")
+    hub.files["tiny-Q8_0.gguf"] = data = tiny_model(tensor_type="Q8_0").read_bytes()
+    hub.sha256["tiny-Q8_0.gguf"] = hashlib.sha256(data).hexdigest()
+    words = ["run", "-hf", "org/tiny:Q8_0", "-p", "a", "-n", "2", "--temp", "0"]
+    first = run_command(words, tmp_path, hub.endpoint)
+    assert first.returncode == 0, first.stderr
+    assert "fetching org/tiny/tiny-Q8_0.gguf" in first.stderr
+    nowhere = "http://127.0.0.1:9"
+    again = run_command(words, tmp_path, nowhere)
+    assert (again.returncode, again.stdout) == (0, first.stdout), again.stderr
+    words[1:3] = []
+    of_variable = run_command(words, tmp_path, nowhere, EDGEH2O_HF_REPO="org/tiny:Q8_0")
+    assert (of_variable.returncode, of_variable.stdout) == (0, first.stdout), of_variable.stderr
+    # Which files the repository has beside it is asked, and which are in it.
+    for name in ("org/tiny", "org/tiny:Q4_0"):
+        missing = run_command(["run", "-hf", name, "-p", "a"], tmp_path, nowhere)
+        assert missing.returncode == 1 and "cannot be fetched from" in missing.stderr
 
 
 def test_a_folder_of_safetensors_is_fetched_without_code(hub: Hub, tmp_path: Path) -> None:
