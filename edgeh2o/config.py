@@ -8,10 +8,12 @@ metadata (``flags`` and ``help``), so an option is described once.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from numbers import Real
 
 from .errors import UsageError
-from .option_fields import MAX_CONTEXT, check_flag, check_int, check_real, label, option
+from .option_fields import MAX_CONTEXT, check_flag, check_int, check_real, is_int, label, option
 from .rope_config import ROPE_OF_FILE, RopeConfig
 
 MAX_BATCH = 2**20
@@ -20,6 +22,7 @@ CACHE_TYPES = ("f16", "f32", "q8_0")
 DEVICE_NAME = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 AUTO_LOOKUP, LOOKUP_OFF = "auto", "off"
 MAX_LOOKUP = 15
+MAX_PENALTY, MAX_BIAS = 2, 100  # as OpenAI has them
 AUTO_DRAFT, DRAFT_OFF = "auto", "off"
 STOP_WHEN_FULL, SHIFT_WHEN_FULL, EVICT_WHEN_FULL = WAYS_WHEN_FULL = ("stop", "shift", "evict")
 ATTENTION_PRECISIONS = ("auto", "f32", "bf16", "f16", "int8")
@@ -44,7 +47,8 @@ class SamplingParams:
     ``lookup`` and, for a draft model, ``draft_tokens`` change the time of a text, not the text:
     ``"auto"``, ``"off"``, or the number of tokens to draft. ``schema`` is the form of the answer: a
     JSON schema (a mapping, its JSON text, a class of pydantic) or a ``Grammar``; it needs
-    llguidance.
+    llguidance. ``presence_penalty``, ``frequency_penalty`` and ``logit_bias``, which maps token
+    ids, are OpenAI's.
     """
 
     temperature: float = option(
@@ -65,6 +69,25 @@ class SamplingParams:
     )
     repeat_last_n: int = option(
         64, "--repeat-last-n", help="tokens that the penalty looks at, -1 = the whole context"
+    )
+    presence_penalty: float = option(
+        0.0,
+        "--presence-penalty",
+        help="what the logit of a token loses that was generated before, from -2 to 2",
+    )
+    frequency_penalty: float = option(
+        0.0,
+        "--frequency-penalty",
+        help="what the logit of a token loses for every time that it was generated, from -2 to 2",
+    )
+    logit_bias: Mapping[int, float] | None = option(
+        None,
+        "-l",
+        "--logit-bias",
+        help="what is added to the logit of a token, from -100, never, to 100, as in 15043+1 or "
+        "15043-100; may be given several times",
+        metavar="ID(+/-)BIAS",
+        hash=False,
     )
     seed: int | None = option(
         None, "-s", "--seed", help="seed of the sampler, -1 = random (default: random)"
@@ -134,6 +157,11 @@ class SamplingParams:
             "use 1 to turn it off",
         )
         check_int(self, "repeat_last_n", -1, MAX_CONTEXT, "use -1 for the whole context")
+        for name in ("presence_penalty", "frequency_penalty"):
+            allowed = f"from -{MAX_PENALTY} to {MAX_PENALTY}"
+            check_real(self, name, allowed, lambda x: abs(x) <= MAX_PENALTY, "use 0 to turn it off")
+        if self.logit_bias is not None:
+            object.__setattr__(self, "logit_bias", _read_biases(self))
         if self.seed == -1:  # as llama.cpp has it
             object.__setattr__(self, "seed", None)
         if self.seed is not None:
@@ -173,6 +201,20 @@ class SamplingParams:
                 f"{MAX_LOOKUP}, got {value!r:.80}"
             )
         return text
+
+
+def _read_biases(sampling: SamplingParams) -> dict[int, float]:
+    """A copy of its biases. Raises UsageError for other ids, other numbers and other types."""
+    biases: object = sampling.logit_bias
+    if not isinstance(biases, Mapping) or not all(
+        is_int(token) and token >= 0 and isinstance(bias, Real) and abs(float(bias)) <= MAX_BIAS
+        for token, bias in biases.items()
+    ):
+        raise UsageError(
+            f"{label(sampling, 'logit_bias')} must map token ids to numbers from -{MAX_BIAS} to "
+            f"{MAX_BIAS}, as in {{15043: -{MAX_BIAS}}}, got {biases!r:.80}"
+        )
+    return {int(token): float(bias) for token, bias in biases.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,10 +20,11 @@ def option(
     metavar: str | None = None,
     choices: tuple[str, ...] | None = None,
     aliases: tuple[str, ...] = (),
+    hash: bool | None = None,
 ) -> Any:
     """A dataclass field that is also a command line option named ``flags``.
 
-    ``aliases`` are the names that users of llama.cpp know it by.
+    ``aliases`` are the names that users of llama.cpp know it by, ``hash`` is that of ``field``.
     """
     metadata = {
         "flags": flags,
@@ -32,7 +33,7 @@ def option(
         "choices": choices,
         "aliases": aliases,
     }
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata=metadata, hash=hash)
 
 
 def label(owner: Any, name: str) -> str:

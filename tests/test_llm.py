@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,25 @@ def test_generate(llm: LLM) -> None:
     assert result.stats.pairs_dense == result.stats.pairs_computed  # one chunk
     assert result.stats.memory_bytes["weights"] > 0
     assert result.stats.load_s > 0
+
+
+def test_biases_and_penalties_change_what_is_drawn(llm: LLM) -> None:
+    plain = llm.generate(PROMPT, GREEDY).token_ids
+    never = llm.generate(PROMPT, replace(GREEDY, logit_bias={plain[0]: -100}))
+    assert never.token_ids[0] != plain[0] and plain[0] not in never.token_ids
+    always = llm.generate(PROMPT, replace(GREEDY, logit_bias={77: 100})).token_ids
+    assert always == (77,) * 8
+    # The same token by token, with penalties that are biases.
+    bias = {77: 30.0, 78: 30.0, 79: 29.0}
+    penalties = {"presence_penalty": 1.5, "frequency_penalty": 0.75}
+    drawn = llm.generate(PROMPT, replace(GREEDY, logit_bias=bias, **penalties)).token_ids
+    assert len(set(drawn)) > 1
+    prompt, said = llm.tokenize(PROMPT), Counter[int]()
+    for token in drawn:
+        biases = bias | {t: bias.get(t, 0) - 1.5 - 0.75 * n for t, n in said.items()}
+        step = llm.generate(prompt, replace(GREEDY, logit_bias=biases, max_tokens=1))
+        assert step.token_ids == (token,)
+        prompt, said[token] = [*prompt, token], said[token] + 1
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {}, 0, "", SamplingParams])

@@ -130,8 +130,9 @@ _FLAGS = {
         ),
         (
             "--presence-penalty --frequency-penalty",
-            _Flag("requests to 'edgeh2o serve' have it; use --repeat-penalty", "value", idle=_ZERO),
+            _Flag("each request has its own; --repeat-penalty is for all", "value", idle=_ZERO),
         ),
+        ("-l --logit-bias", _Flag("each request has its own (logit_bias)", "value")),
         (
             "--lora --lora-scaled --control-vector",
             _Flag("adapters are not applied; merge it into the model before", "value"),

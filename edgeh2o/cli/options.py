@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any, TypeVar
@@ -35,6 +36,26 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
 }
 
 
+def _read_bias(text: str) -> tuple[int, float]:
+    """An argparse type: a token id, a sign, a number, as llama.cpp has it."""
+    match = re.fullmatch(r"([0-9]+)([+-][0-9.]+)", text, re.ASCII)
+    try:
+        if match is not None:
+            return int(match[1]), float(match[2])
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(
+        f"{text!r:.80} is not a token id with what is added to it, such as 15043+1 or 15043-100"
+    )
+
+
+# Flags that may be given several times: how each is read, and what they make together.
+_LISTS: dict[str, tuple[Callable[[str], Any], Callable[[list[Any]], Any]]] = {
+    "tuple[str, ...]": (utf8_text, tuple),
+    "Mapping[int, float] | None": (_read_bias, dict),
+}
+
+
 def add_config_options(
     parser: argparse.ArgumentParser,
     config: type[Any],
@@ -59,9 +80,9 @@ def add_config_options(
         }
         if item.type == "bool":
             settings["action"] = "store_true"
-        elif item.type == "tuple[str, ...]":
+        elif item.type in _LISTS:
             settings |= {"action": "append", "metavar": item.metadata.get("metavar")}
-            settings["type"] = utf8_text
+            settings["type"] = _LISTS[item.type][0]
         else:
             parse, metavar = _PARSERS[str(item.type)]
             settings |= {"type": parse, "metavar": item.metadata.get("metavar") or metavar}
@@ -86,7 +107,8 @@ def given_options(
     for item, _ in _flagged_fields(config, prefix):
         value = getattr(args, _destination(item, prefix), None)
         if value is not None:
-            values[item.name] = tuple(value) if isinstance(value, list) else value
+            join = _LISTS[str(item.type)][1] if isinstance(value, list) else None
+            values[item.name] = join(value) if join else value
     return values
 
 

@@ -47,6 +47,8 @@ _CONTEXT_FULL_HELP = (
     "received least attention from the cache, a few hundred tokens at a time. A prompt that is "
     "longer than the context is refused"
 )
+# What a request alone says.
+_OF_REQUESTS = ("presence_penalty", "frequency_penalty", "logit_bias")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:iB|B)?", re.IGNORECASE)
 
 
@@ -56,7 +58,7 @@ def add_sampling_defaults(parser: argparse.ArgumentParser, *, has_draft: bool) -
         parser,
         SamplingParams,
         title="sampling, where a request says nothing",
-        skip=() if has_draft else ("draft_tokens",),
+        skip=_OF_REQUESTS if has_draft else ("draft_tokens", *_OF_REQUESTS),
         helps={"context_full": _CONTEXT_FULL_HELP},
     )
 

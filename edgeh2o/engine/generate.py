@@ -19,6 +19,7 @@ from ..host import memory
 from ..runners.base import attention_error, free_positions, mark_where_due, plan_calls
 from ._sampler import Sampler
 from .full_context import cut_call, make_room, prepare_full_context, shift_context
+from .logits import with_penalties
 from .results import FinishReason, GenerationResult
 from .speculation import start_speculation
 from .stats import GenerationStats
@@ -131,7 +132,7 @@ class Generation:
         self._stays_open = stays_open
         self._on_prefill = on_prefill
         self._learner = learner
-        self._processor, self._grammar = processor, grammar
+        self._processor, self._grammar = with_penalties(processor, sampling), grammar
         self._started_at = time.perf_counter() if started_at is None else started_at
 
     @property

@@ -11,6 +11,8 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ..config import SamplingParams
+
 
 class LogitsProcessor(Protocol):
     """One per generation; ``process`` and ``accept`` are called in turn, token by token."""
@@ -61,6 +63,20 @@ class Penalties:
 
     def accept(self, token_id: int) -> None:
         self._counts[token_id] += 1
+
+
+def with_penalties(
+    processor: LogitsProcessor | None, sampling: SamplingParams
+) -> LogitsProcessor | None:
+    """``processor``, followed by the penalties and biases of ``sampling`` if it has any."""
+    if not (sampling.logit_bias or sampling.presence_penalty or sampling.frequency_penalty):
+        return processor
+    penalties = Penalties(
+        sampling.logit_bias or {},
+        presence=sampling.presence_penalty,
+        frequency=sampling.frequency_penalty,
+    )
+    return penalties if processor is None else ProcessorChain([processor, penalties])
 
 
 class TopLogProbabilities:

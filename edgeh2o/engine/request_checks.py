@@ -49,6 +49,12 @@ def check_request(
 
     One of ``plan``, with room for ``context`` tokens.
     """
+    vocab_size = plan.config.vocab_size
+    if any(token >= vocab_size for token in sampling.logit_bias or ()):
+        raise UsageError(
+            "logit_bias (--logit-bias) names a token beyond the vocabulary, whose last is "
+            f"{vocab_size - 1}"
+        )
     evicts = sampling.context_full == EVICT_WHEN_FULL
     check_length(context, sampling.context_full)
     if evicts:

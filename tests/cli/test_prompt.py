@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -169,7 +170,7 @@ def test_flags_of_llama_cpp_without_effect_are_named(words: str) -> None:
     [
         *("--jinja", "-st", "-cb", "-kvu", "--metrics", "--no-webui", "--log-disable"),
         *("--keep -1", "--numa distribute", "--reasoning-format auto", "--reasoning-budget -1"),
-        *("--mirostat 0", "--top-nsigma -1", "--typical 1.0", "--presence-penalty 0.0"),
+        *("--mirostat 0", "--top-nsigma -1", "--typical 1.0"),
     ],
 )
 def test_flags_of_newer_commands_without_effect_are_named(words: str) -> None:
@@ -193,7 +194,6 @@ def test_flags_of_newer_commands_become_ours() -> None:
     ("words", "part"),
     [
         ("--mirostat 2", "use --top-p, --min-p or --repeat-penalty"),
-        ("--presence-penalty 1.5", "use --repeat-penalty"),
         ("--reasoning-budget 0", "--chat-template-kwargs"),
         ("--lora a.gguf", "merge it into the model before"),
         ("--mmproj p.gguf", "models read text alone; leave it out"),
@@ -202,6 +202,28 @@ def test_flags_of_newer_commands_become_ours() -> None:
 def test_flags_of_newer_commands_are_refused_with_the_cure(words: str, part: str) -> None:
     with pytest.raises(UsageError, match=f"^{words}: .*{part}"):
         _parse(*words.split())
+
+
+def test_biases_and_penalties_of_llama_cpp() -> None:
+    words = [
+        "-l",
+        "15043+1",
+        "--logit-bias",
+        "2-100",
+        "--presence-penalty",
+        "0.5",
+        "--frequency-penalty=-1",
+    ]
+    args, warned = _parse(*words)
+    assert warned == []
+    assert read_config(args, SamplingParams) == SamplingParams(
+        presence_penalty=0.5, frequency_penalty=-1, logit_bias={15043: 1, 2: -100}
+    )
+    with pytest.raises(UsageError, match="'15043' is not a token id with what is added to it"):
+        _parse("-l", "15043")
+    for word in ("--presence-penalty 1.5", "-l 5+1"):  # it would be that of every request
+        with pytest.raises(UsageError, match=f"^{re.escape(word)}: each request has its own"):
+            _parse(*word.split(), verb="serve")
 
 
 def test_texts_that_look_like_flags_of_llama_cpp_stay() -> None:

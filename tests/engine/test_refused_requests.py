@@ -35,6 +35,7 @@ Refused = tuple[dict[str, Any], dict[str, Any], SamplingParams, str]
 REFUSED: list[Refused] = [
     ({}, {}, _sampling(schema=NOT_A_SCHEMA), "a JSON schema is an object"),
     ({}, {}, _sampling(schema={"type": "no"}), "json_schema cannot be used"),
+    ({}, {}, _sampling(logit_bias={320: 1}), "names a token beyond the vocabulary, whose last is"),
     ({}, {"context_size": 60}, _sampling(context_full="shift"), "60 positions is too short"),
     ({}, {"context_size": 60}, _sampling(context_full="evict"), "60 positions is too short"),
     ({}, {"cache_type": "q8_0"}, _sampling(context_full="evict"), "q8_0 would be rounded"),
