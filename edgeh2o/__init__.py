@@ -36,10 +36,13 @@ if TYPE_CHECKING:
     from .attention.ruvllm import RuvllmConfig as RuvllmConfig
     from .config import PrefillConfig as PrefillConfig
     from .config import SamplingParams as SamplingParams
+    from .engine.access import GenerationStream as GenerationStream
     from .engine.generate import GenerationChunk as GenerationChunk
+    from .engine.grammar import Grammar as Grammar
     from .engine.results import GenerationResult as GenerationResult
     from .engine.stats import GenerationStats as GenerationStats
     from .errors import BusyError as BusyError
+    from .errors import ContextLengthError as ContextLengthError
     from .errors import EdgeH2OError as EdgeH2OError
     from .errors import FormatError as FormatError
     from .errors import ResourceError as ResourceError
@@ -53,20 +56,25 @@ if TYPE_CHECKING:
     from .formats.model_cache import pull as pull
     from .llm import LLM as LLM
     from .rope_config import RopeConfig as RopeConfig
+    from .tokenizer.chat_template import Message as Message
 
 _HOMES = {
     "BusyError": "errors",
     "ChunkedAttention": "_core",
+    "ContextLengthError": "errors",
     "DenseConfig": "attention.dense",
     "EdgeH2OError": "errors",
     "FormatError": "errors",
     "GenerationChunk": "engine.generate",
     "GenerationResult": "engine.results",
     "GenerationStats": "engine.stats",
+    "GenerationStream": "engine.access",
+    "Grammar": "engine.grammar",
     "H2OConfig": "attention.h2o",
     "HeadwiseConfig": "attention.headwise",
     "KvCache": "_core",
     "LLM": "llm",
+    "Message": "tokenizer.chat_template",
     "PrefillConfig": "config",
     "QuestConfig": "attention.quest",
     "ResourceError": "errors",

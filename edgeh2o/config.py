@@ -8,7 +8,7 @@ metadata (``flags`` and ``help``), so an option is described once.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
 
@@ -99,14 +99,14 @@ class SamplingParams:
         help="tokens to generate, -1 = until the end of the answer or of the context",
         aliases=("--predict", "--n-predict"),
     )
-    stop: tuple[str, ...] = option(
+    stop: Sequence[str] = option(
         (),
         "--stop",
         help="stop before this text; may be given several times",
         metavar="TEXT",
         aliases=("-r", "--reverse-prompt"),
     )
-    lookup: str = option(
+    lookup: str | int = option(
         AUTO_LOOKUP,
         "--lookup",
         help="decode several tokens at a time where the text repeats what stands in the prompt or "
@@ -114,7 +114,7 @@ class SamplingParams:
         "after prompts of 256 tokens and more; off",
         metavar="auto|off|N",
     )
-    draft_tokens: str = option(
+    draft_tokens: str | int = option(
         AUTO_DRAFT,
         "--draft-tokens",
         help="tokens that the draft model (--draft) writes ahead of each call of the model: N, up "

@@ -36,6 +36,10 @@ class ContextLengthError(UsageError):
         )
         self.n_tokens, self.limit = n_tokens, limit
 
+    def __reduce__(self) -> tuple[type[ContextLengthError], tuple[int, int]]:
+        """To pass from process to process: by default of what the message says."""
+        return type(self), (self.n_tokens, self.limit)
+
 
 class ResourceError(EdgeH2OError):
     """The machine lacks what the request needs: memory, context, a readable file."""

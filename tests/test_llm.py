@@ -18,7 +18,14 @@ from edgeh2o import isa
 from edgeh2o.attention.dense import DenseConfig
 from edgeh2o.attention.h2o import H2OConfig
 from edgeh2o.config import PrefillConfig, SamplingParams
-from edgeh2o.errors import FormatError, ResourceError, UsageError
+from edgeh2o.errors import (
+    BusyError,
+    ContextLengthError,
+    EdgeH2OError,
+    FormatError,
+    ResourceError,
+    UsageError,
+)
 from edgeh2o.llm import LLM
 from tests.tiny_models import TinyModelFactory
 
@@ -47,6 +54,38 @@ def test_generate(llm: LLM) -> None:
     assert result.stats.pairs_dense == result.stats.pairs_computed  # one chunk
     assert result.stats.memory_bytes["weights"] > 0
     assert result.stats.load_s > 0
+
+
+def test_a_model_says_what_it_is(llm: LLM, model: Path) -> None:
+    assert repr(llm) == (
+        f"<LLM {model}: llama, headwise attention, {llm.isa}, {llm.threads} threads>"
+    )
+
+
+@pytest.mark.parametrize("kind", [UsageError, FormatError, ResourceError, BusyError])
+def test_errors_pass_from_process_to_process(kind: type[EdgeH2OError]) -> None:
+    for error in (kind("what"), ContextLengthError(9, 5)):
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
+
+
+def test_a_stream_is_closed_by_its_context(llm: LLM) -> None:
+    with llm.stream(PROMPT, GREEDY) as stream:
+        first = next(stream)
+    assert next(stream, None) is None
+    assert stream.result().text.startswith(first.text)
+    assert stream.result().stats.generated_tokens == 1
+
+
+def test_the_content_of_a_message_may_come_in_parts(llm: LLM) -> None:
+    def answer(content: object) -> str:
+        return llm.chat([{"role": "user", "content": content}], GREEDY).text
+
+    parts = [{"type": "text", "text": "the hen"}, {"type": "text", "text": "<|im_end|> the pen"}]
+    assert answer(parts) == answer("the hen\n<|im_end|> the pen")
+    for wrong in ([{"type": "image_url", "image_url": {"url": "x"}}], ["the hen"], [{"text": "a"}]):
+        with pytest.raises(UsageError, match="text, or parts of the type 'text', got "):
+            answer(wrong)
 
 
 def test_biases_and_penalties_change_what_is_drawn(llm: LLM) -> None:
@@ -204,6 +243,7 @@ def test_logprobs_come_with_each_token(llm: LLM) -> None:
         ([0.5], "flat sequence of integer token ids, got 1 dimensions of float64"),
         ([[1], [2]], "flat sequence of integer token ids, got 2 dimensions"),
         ([True, False], "integer token ids, got 1 dimensions of bool"),
+        (["the hen", "the pen"], "a prompt is one text, got 2 of them; give one after the other"),
         ([[1], [2, 3]], "integer token ids, got parts of several lengths"),
         ([1, "a"], "integer token ids, got 1 dimensions"),
         ([10**30], "integer token ids, got 1 dimensions of object"),

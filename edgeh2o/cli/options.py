@@ -32,6 +32,7 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "float": (float, "X"),
     "float | None": (float, "X"),
     "str": (str, "NAME"),
+    "str | int": (str, "NAME"),
     "str | None": (str, "NAME"),
 }
 
@@ -51,7 +52,7 @@ def _read_bias(text: str) -> tuple[int, float]:
 
 # Flags that may be given several times: how each is read, and what they make together.
 _LISTS: dict[str, tuple[Callable[[str], Any], Callable[[list[Any]], Any]]] = {
-    "tuple[str, ...]": (utf8_text, tuple),
+    "Sequence[str]": (utf8_text, tuple),
     "Mapping[int, float] | None": (_read_bias, dict),
 }
 

@@ -11,6 +11,8 @@ from weakref import ReferenceType, ref
 from ..errors import BusyError
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from .generate import Generation, GenerationChunk
     from .results import GenerationResult
 
@@ -81,8 +83,9 @@ class ExclusiveAccess:
 class GenerationStream(Iterator["GenerationChunk"]):
     """Chunks of one answer. ``result`` gives the whole of what was generated so far.
 
-    ``check(generation)`` is called before every token, and raises if it must not go on. Other
-    threads are refused until the end, ``close`` or the last reference.
+    A context manager, which closes it at the end. ``check(generation)`` is called before every
+    token, and raises if it must not go on. Other threads are refused until the end, ``close`` or
+    the last reference.
     """
 
     def __init__(
@@ -94,6 +97,12 @@ class GenerationStream(Iterator["GenerationChunk"]):
         self._chunks = iter(generation)
         self._is_over = False
         access.open(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def __next__(self) -> GenerationChunk:
         chunk = None

@@ -36,6 +36,12 @@ class OpenModel:
         self.isa, self.device, self.cache_type = plan.isa, plan.device, plan.cache_type
         self.attention_precision = plan.precision
 
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} {self.model_path}: {self.config.architecture}, "
+            f"{self.attention.algorithm} attention, {self.isa}, {self.threads} threads>"
+        )
+
     def __enter__(self) -> Self:
         return self
 

@@ -165,6 +165,12 @@ def _check_token_ids(token_ids: TokenIds, vocab_size: int) -> NDArray[Any]:
         ids, kind = np.empty((0, 0)), "parts of several lengths"
     if not hasattr(token_ids, "__len__") or isinstance(token_ids, (bytes, bytearray, memoryview)):
         ids, kind = np.empty((0, 0)), type(token_ids).__name__
+    is_list = isinstance(token_ids, (list, tuple)) and len(token_ids) > 0
+    if is_list and all(isinstance(each, str) for each in token_ids):
+        raise UsageError(
+            f"a prompt is one text, got {len(token_ids)} of them; give one after the other, or "
+            "requests to 'edgeh2o serve' or 'batch', which answer several at a time"
+        )
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise UsageError(
             f"a prompt is text or a flat sequence of integer token ids, got {kind}; "

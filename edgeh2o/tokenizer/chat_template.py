@@ -88,9 +88,10 @@ class ChatTemplate:
         """The conversation as the model was taught to read it, ready for its next answer.
 
         A message has a ``role`` of letters, digits, "_" and "-", and a ``content``; both are
-        strings. Further keys hold plain values, and so do ``variables`` of this conversation, such
-        as ``tools``, which are as untrusted as the messages. Raises UsageError for other messages
-        and FormatError for whatever the template does wrong, its own refusals included.
+        strings, the latter perhaps in parts (``{"type": "text", "text": TEXT}``). Further keys hold
+        plain values, and so do ``variables`` of this conversation, such as ``tools``, which are as
+        untrusted as the messages. Raises UsageError for other messages and FormatError for whatever
+        the template does wrong, its own refusals included.
         """
         if (
             not isinstance(messages, Sequence)
@@ -189,9 +190,14 @@ class _Marker:
             raise UsageError(
                 f"a message needs a role such as 'user' or 'assistant', got {role!r:.80}"
             )
+        if isinstance(content, (list, tuple)):
+            content = _join_parts(content)
         if not isinstance(content, str):
-            raise UsageError(f"the content of a message must be text, got {content!r:.80}")
-        return {str(key): self.mark(value) for key, value in message.items()}
+            raise UsageError(
+                "the content of a message must be text, or parts of the type 'text', got "
+                f"{content!r:.80}"
+            )
+        return {str(k): self.mark(v) for k, v in {**message, "content": content}.items()}
 
     def mark(self, value: Any) -> Any:
         """Plain values with stand-ins in all their texts."""
@@ -222,6 +228,16 @@ class _Marker:
         for start in starts:
             characters[start] = self._marks[characters[start]]
         return "".join(characters)
+
+
+def _join_parts(parts: Sequence[object]) -> object:
+    """The text of a content in parts, as OpenAI has them, a line each; else what was given."""
+    texts = []
+    for part in parts:
+        if not isinstance(part, Mapping) or part.get("type") not in ("text", "input_text"):
+            return parts
+        texts.append(part.get("text"))
+    return "\n".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else parts
 
 
 def _collect(value: object, used: set[str], depth: int = 0) -> int:

@@ -126,8 +126,8 @@ def test_a_template_from_a_file(
 @pytest.mark.parametrize(
     ("options", "fragment"),
     [
-        (["--system", "x"], "--chat-template and --chat-template-kwargs need --chat"),
-        (["--chat-template-kwargs", "{}"], "--chat-template-kwargs need --chat"),
+        (["--system", "x"], "--system is for a prompt that is the message of a chat; add --chat"),
+        (["--chat-template-kwargs", "{}"], "--chat-template-kwargs is for a prompt that is"),
         (["--chat", "--chat-template-kwargs", "[1]"], "takes one JSON object"),
         (["--chat", "--chat-template-kwargs", "{"], "takes one JSON object"),
         (["--session-read-only"], "--session-read-only needs --session"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -17,7 +18,7 @@ from edgeh2o.option_fields import option
 class Example:
     amount: int = option(3, "-a", "--amount", help="how many, 100% of them")
     name: str | None = option(None, "--name", help="what to call it")
-    words: tuple[str, ...] = option((), "--word", help="a word", metavar="WORD")
+    words: Sequence[str] = option((), "--word", help="a word", metavar="WORD")
     is_loud: bool = option(False, "--loud", help="raise the voice")
     hidden: int = 5
 

@@ -233,7 +233,7 @@ def test_a_template_that_is_no_text() -> None:
 @pytest.mark.parametrize(
     ("messages", "cause"),
     [
-        ([{"role": "user"}], "content of a message must be text"),
+        ([{"role": "user"}], "content of a message must be text, or parts"),
         ([{"role": "user", "content": b"a"}], "message holds a bytes"),
         ([{"content": "a"}], "needs a role"),
         ([], r"messages are a list such as .*got \[\]"),
