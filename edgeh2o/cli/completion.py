@@ -54,11 +54,11 @@ def execute(args: argparse.Namespace) -> int:
     if args.shell == "fish":
         print("\n".join(_fish_lines(verbs, helps)))
         return 0
+    cases = [line for verb, parser in verbs.items() for line in _bash_case(verb, parser)]
+    help_case = f"        help) flags= words='{' '.join(verbs)}' ;;"
     script = _BASH.format(
-        commands=" ".join(["--help", "--version", *verbs]),
-        cases="\n".join(
-            line for verb, parser in verbs.items() for line in _bash_case(verb, parser)
-        ),
+        commands=" ".join(["--help", "--version", "help", *verbs]),
+        cases="\n".join([help_case, *cases]),
     )
     print(_ZSH_START + script if args.shell == "zsh" else script, end="")
     return 0
@@ -89,6 +89,9 @@ def _choices(parser: argparse.ArgumentParser) -> list[str]:
 
 def _fish_lines(verbs: dict[str, argparse.ArgumentParser], helps: dict[str, str]) -> Iterator[str]:
     yield "# edgeh2o: completion for fish"
+    yield "complete -c edgeh2o -n __fish_use_subcommand -f -a help -d 'the flags of a command'"
+    topics = _quote(" ".join(verbs))
+    yield f"complete -c edgeh2o -n '__fish_seen_subcommand_from help' -f -a {topics}"
     for verb in verbs:
         yield f"complete -c edgeh2o -n __fish_use_subcommand -f -a {verb} -d {_quote(helps[verb])}"
     for verb, parser in verbs.items():

@@ -266,6 +266,8 @@ def test_bash_completes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
         return set(result.stdout.split())
 
     assert complete("edgeh2o", "ru") == {"run"}
+    assert complete("edgeh2o", "he") == {"help", "heatmap"}
+    assert complete("edgeh2o", "help", "ru") == {"run"}
     assert complete("edgeh2o", "run", "mo") == {"model.gguf"}
     assert complete("edgeh2o", "run", "--h2o-l") == {"--h2o-local"}
     assert complete("edgeh2o", "completion", "") == {"bash", "zsh", "fish"}
