@@ -18,6 +18,7 @@ _NO_DRAFT = (
     "'chat' and 'serve' have"
 )
 _NO_SAMPLER = "there is no such sampler; use --top-p, --min-p or --repeat-penalty"
+_ON_DEVICE = "a model, its cache and its experts are on one device (--device)"
 _PLACED = "threads run where the system puts them"
 _ZERO, _ONE = ("0", "0.0", "0.00"), ("1", "1.0", "1.00")
 
@@ -80,7 +81,7 @@ _FLAGS = {
                 idle=(),
             ),
         ),
-        ("--jinja", _Flag("chat templates are always read by jinja2", idle=None)),
+        ("--jinja --no-jinja", _Flag("chat templates are always read by jinja2", idle=None)),
         ("-cnv --conversation", _Flag("'edgeh2o chat' is a conversation", "", "--chat", idle=None)),
         ("-st --single-turn", _Flag("'edgeh2o run' gives one answer", idle=None)),
         ("--grammar-file", _Flag("", "value", "--grammar")),
@@ -121,7 +122,66 @@ _FLAGS = {
         ),
         ("--simple-io --log-disable", _Flag("output is plain text", idle=None)),
         ("--perf --no-perf", _Flag("--quiet leaves the statistics out", idle=None)),
-        ("--numa --prio --poll", _Flag(_PLACED, "value", idle=None)),
+        (
+            "--numa --prio --poll -C --cpu-mask -Cr --cpu-range --cpu-strict",
+            _Flag(_PLACED, "value", idle=None),
+        ),
+        ("-dev", _Flag("write --device cpu or --device cuda", "value", idle=("none",))),
+        (
+            "-sm --split-mode -mg --main-gpu -ts --tensor-split",
+            _Flag(
+                "a model is on one device; --device cuda:1 names it", "value", idle=("none", "0")
+            ),
+        ),
+        (
+            "-nkvo --no-kv-offload --no-op-offload -nr --no-repack -cmoe --cpu-moe",
+            _Flag(_ON_DEVICE, idle=None),
+        ),
+        ("-ncmoe --n-cpu-moe -ot --override-tensor", _Flag(_ON_DEVICE, "value", idle=None)),
+        ("--list-devices", _Flag("'edgeh2o doctor' lists them")),
+        ("--swa-full", _Flag("sliding windows are exact whatever is kept", idle=None)),
+        ("-dt --defrag-thold", _Flag("the cache has no holes", "value", idle=None)),
+        ("--offline", _Flag("nothing is fetched but what -hf and known names ask for", idle=None)),
+        ("--override-kv", _Flag("metadata is taken as the file has it; leave it out", "value")),
+        ("-i --interactive", _Flag("'edgeh2o chat' is a conversation", idle=None)),
+        ("-sp --special", _Flag("control tokens are never printed", idle=None)),
+        ("--verbose-prompt", _Flag("prompts are never printed", idle=None)),
+        ("-lv --verbosity --log-verbosity", _Flag("-v says more", "value", idle=None)),
+        ("--log-file", _Flag("messages go to stderr; redirect it (2> FILE)", "value")),
+        ("-bf --binary-file", _Flag("prompts are UTF-8 text; use -f", "value")),
+        (
+            "--samplers --sampling-seq --sampler-seq",
+            _Flag("samplers have one order; turn one off by its own flag (--top-p 1)", "value"),
+        ),
+        (
+            "--xtc-threshold --dry-base --dry-allowed-length --dry-penalty-last-n "
+            "--dry-sequence-breaker --mirostat-lr --mirostat-ent --dynatemp-exp",
+            _Flag("it is for a sampler that is not on", "value", idle=None),
+        ),
+        (
+            "-td --threads-draft",
+            _Flag("one number of threads serves both models; use -t", "value"),
+        ),
+        (
+            "-ngld --gpu-layers-draft --n-gpu-layers-draft",
+            _Flag("a draft model is on the CPU", "value", idle=("0",)),
+        ),
+        ("-cd --ctx-size-draft", _Flag("its context is that of the model", "value", idle=None)),
+        ("-np", _Flag("", "value", "--parallel")),
+        ("-a", _Flag("", "value", "--alias")),
+        ("-to", _Flag("", "value", "--timeout")),
+        ("-cram --cache-ram", _Flag("write --prefix-cache-ram SIZE, such as 512M", "value")),
+        ("--slot-save-path", _Flag("write --prefix-cache-disk DIR,SIZE", "value")),
+        (
+            "-sps --slot-prompt-similarity",
+            _Flag("the prompt that has most in common is taken", "value", idle=None),
+        ),
+        ("--embedding --embeddings --rerank --reranking", _Flag("models write texts alone")),
+        (
+            "--ssl-key-file --ssl-cert-file",
+            _Flag("there is no TLS; put a proxy such as Caddy before the server", "value"),
+        ),
+        ("--models-dir --models-preset", _Flag("a server has one model; start several", "value")),
         ("--typical --typical-p", _Flag(_NO_SAMPLER, "value", idle=_ONE)),
         ("--top-nsigma --top-n-sigma", _Flag(_NO_SAMPLER, "value", idle=("-1", "-1.0"))),
         (

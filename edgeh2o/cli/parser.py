@@ -147,10 +147,20 @@ class Parser(argparse.ArgumentParser):
                     attached += ours
                     continue
                 name = word.partition("=")[0]
-                if word.startswith("-h") or f"-{name}" in known:  # -t EMP is not what -temp says
+                if word.startswith("-h") or f"-{name}" in known or self._has_no_number(word):
                     self.error(f"unrecognized arguments: {word}{self._suggest([f'-{name}'])}")
             attached.append(word)
         return attached
+
+    def _has_no_number(self, word: str) -> bool:
+        """Whether it is ``-temp``, which argparse would take for ``-t emp``, with a number."""
+        action = self._option_string_actions.get(word[:2])
+        return (
+            action is not None
+            and action.type in (int, float)
+            and not word.startswith("--")
+            and not word[2:].lstrip("=+-.").startswith(tuple("0123456789"))
+        )
 
     def _gather_names(self, words: list[str]) -> list[str]:
         """What is no flag goes first, where a command takes several.

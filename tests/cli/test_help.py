@@ -95,6 +95,7 @@ def test_words_in_the_place_of_flags(
         ("run m -p a --draft-model d", "(did you mean --draft?)"),
         ("run m -p a -temp 0", "unrecognized arguments: -temp (did you mean --temp?)"),
         ("run m -p a -seed=1", "unrecognized arguments: -seed=1 (did you mean --seed?)"),
+        ("run m -p a -nxyz", "unrecognized arguments: -nxyz; see 'edgeh2o run --help'"),
         ("run m -p a -x 1", "unrecognized arguments: -x 1; see 'edgeh2o run --help'"),
         ("needle m --max-new-tokens 3", "unrecognized arguments: --max-new-tokens 3; see"),
     ],

@@ -170,7 +170,8 @@ def test_flags_of_llama_cpp_without_effect_are_named(words: str) -> None:
     [
         *("--jinja", "-st", "-cb", "-kvu", "--metrics", "--no-webui", "--log-disable"),
         *("--keep -1", "--numa distribute", "--reasoning-format auto", "--reasoning-budget -1"),
-        *("--mirostat 0", "--top-nsigma -1", "--typical 1.0"),
+        *("--mirostat 0", "--top-nsigma -1", "--typical 1.0", "--xtc-threshold 0.1", "-dev none"),
+        *("-sm none", "-nkvo", "-ncmoe 2", "-ngld 0", "-lv 1", "--swa-full", "--offline"),
     ],
 )
 def test_flags_of_newer_commands_without_effect_are_named(words: str) -> None:
@@ -185,6 +186,8 @@ def test_flags_of_newer_commands_become_ours() -> None:
     args, warned = _parse("-cnv", "--grammar-file", "g.gbnf")
     assert (args.chat, args.grammar, warned) == (True, "g.gbnf", [])
     assert _parse("-jf", "s.json")[0].json_schema == "s.json"
+    args, warned = _parse("-np", "3", "-a", "name", "-to", "60", verb="serve")
+    assert (args.parallel, args.alias, args.timeout, warned) == (3, "name", 60, [])
     assert _parse("-cnv", verb="chat")[1] == [
         "-cnv has no effect: 'edgeh2o chat' is a conversation"
     ]
@@ -195,6 +198,10 @@ def test_flags_of_newer_commands_become_ours() -> None:
     [
         ("--mirostat 2", "use --top-p, --min-p or --repeat-penalty"),
         ("--reasoning-budget 0", "--chat-template-kwargs"),
+        ("-mg 1", "--device cuda:1 names it"),
+        ("--samplers top_k", "turn one off by its own flag"),
+        ("-cram 100", "--prefix-cache-ram"),
+        ("--list-devices", "'edgeh2o doctor'"),
         ("--lora a.gguf", "merge it into the model before"),
         ("--mmproj p.gguf", "models read text alone; leave it out"),
     ],
@@ -235,7 +242,7 @@ def test_texts_that_look_like_flags_of_llama_cpp_stay() -> None:
 
 @pytest.mark.parametrize(
     ("verb", "word", "part"),
-    [("needle", "-ct", "unrecognized arguments: -ct"), ("run", "-sy", "-s/--seed")],
+    [("needle", "-ct", "unrecognized arguments: -ct"), ("run", "-sy", "unrecognized arguments: -sy")],
 )
 def test_flags_with_one_dash_have_no_abbreviations(verb: str, word: str, part: str) -> None:
     with pytest.raises(UsageError, match=part):
