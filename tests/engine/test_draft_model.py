@@ -17,7 +17,7 @@ from edgeh2o.engine.draft_model import check_draft, check_kind
 from edgeh2o.engine.model_drafter import ModelDrafter
 from edgeh2o.errors import ResourceError, UsageError
 from edgeh2o.llm import LLM
-from tests.engine.drafted import SAMPLINGS
+from tests.engine.drafted import PENALISED, SAMPLINGS
 from tests.engine.fakes import CONFIG
 from tests.tiny_models import TinyModelFactory
 
@@ -92,7 +92,7 @@ def test_a_model_drafts_for_itself(
         assert n_accepted == n_drafted > 0
 
 
-@pytest.mark.parametrize("options", SAMPLINGS)
+@pytest.mark.parametrize("options", SAMPLINGS + PENALISED)
 @pytest.mark.parametrize("draft_tokens", ["auto", "1", "15"])
 def test_a_draft_model_that_is_wrong_changes_nothing(
     other: LLM, prompt: list[int], draft_tokens: str, options: dict[str, Any]

@@ -19,7 +19,7 @@ from edgeh2o.engine.lookup import MAX_MATCH, MIN_PROMPT_TOKENS, DraftLength, Pro
 from edgeh2o.engine.speculation import SpeculativeDecoder
 from edgeh2o.errors import UsageError
 from edgeh2o.llm import LLM
-from tests.engine.drafted import SAMPLINGS, TogetherRunner
+from tests.engine.drafted import PENALISED, SAMPLINGS, TogetherRunner
 from tests.engine.fakes import ScriptedRunner
 from tests.tiny_models import TinyModelFactory
 
@@ -206,7 +206,7 @@ def _without(sampling: SamplingParams) -> SamplingParams:
     return replace(sampling, lookup="off")
 
 
-@pytest.mark.parametrize("options", SAMPLINGS)
+@pytest.mark.parametrize("options", SAMPLINGS + PENALISED)
 @pytest.mark.parametrize("lookup", ["auto", "1", "5", "15"])
 def test_answers_are_those_without(
     llm: LLM, prompt: list[int], lookup: str, options: dict[str, Any]
