@@ -30,15 +30,14 @@ class UsageError(EdgeH2OError, ValueError):
 class ContextLengthError(UsageError):
     """A prompt of ``n_tokens``, perhaps more, is longer than the context of ``limit``."""
 
-    def __init__(self, n_tokens: int, limit: int) -> None:
-        super().__init__(
-            f"the prompt has at least {n_tokens} tokens and the context holds {limit}; shorten it"
-        )
+    def __init__(self, n_tokens: int, limit: int, message: str = "") -> None:
+        default = f"the prompt has at least {n_tokens} tokens and the context holds {limit}"
+        super().__init__(message or f"{default}; shorten it")
         self.n_tokens, self.limit = n_tokens, limit
 
-    def __reduce__(self) -> tuple[type[ContextLengthError], tuple[int, int]]:
+    def __reduce__(self) -> tuple[type[ContextLengthError], tuple[int, int, str]]:
         """To pass from process to process: by default of what the message says."""
-        return type(self), (self.n_tokens, self.limit)
+        return type(self), (self.n_tokens, self.limit, str(self))
 
 
 class ResourceError(EdgeH2OError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -285,7 +286,7 @@ def find_table(fingerprint: str) -> tuple[BudgetTable, str] | None:
     Raises FormatError if the one in the cache folder cannot be used.
     """
     path = table_path(fingerprint)
-    if fingerprint and path.is_file():
+    if fingerprint and os.path.isfile(path):  # not in a folder that may not be looked into
         return _require_fingerprint(read_table(path), fingerprint, path), "cache"
     packaged = _packaged_tables().get(fingerprint)
     return (packaged, "package") if packaged else None

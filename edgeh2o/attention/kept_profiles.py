@@ -8,6 +8,7 @@ it learns to itself. A file that cannot be used is made anew: nobody has written
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -47,7 +48,10 @@ def find_profile(fingerprint: str) -> BudgetTable | None:
     if not fingerprint:
         return None
     try:
-        table = read_table(profile_path(fingerprint))
+        path = profile_path(fingerprint)
+        if not os.path.isfile(path):  # a pipe would be waited for
+            return None
+        table = read_table(path)
     except (FormatError, ResourceError):
         return None
     return table if table.fingerprint == fingerprint and table.prompts > 0 else None
@@ -66,9 +70,10 @@ def keep_profile(measured: BudgetTable, known: BudgetTable | None = None) -> Bud
         with _locked(path.parent):
             known = find_profile(measured.fingerprint) or known
             merged = merge_profiles(known, measured)
-            with suppress(ResourceError):
-                write_table(merged, path)
-                _remove_oldest(path.parent, but=path)
+            if os.path.isfile(path) or not os.path.lexists(path):  # a pipe would be waited for
+                with suppress(ResourceError):
+                    write_table(merged, path)
+                    _remove_oldest(path.parent, but=path)
             return merged
     return merge_profiles(known, measured)
 
@@ -132,14 +137,18 @@ def _locked(folder: Path) -> Iterator[None]:
     """Keeps other processes from refining meanwhile, where the folder can be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / _LOCK_NAME).open("ab")
+        # Of a pipe that nobody reads, opening to write would not return.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+        file = os.open(folder / _LOCK_NAME, flags, 0o666)
     except OSError:
         yield
         return
-    with file:
+    try:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(file)
 
 
 def _remove_oldest(folder: Path, *, but: Path) -> None:

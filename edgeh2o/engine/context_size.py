@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import UsageError
+from ..errors import ContextLengthError
 from ..model_config import DecoderConfig, ModelConfig
 from ..rope_config import ROPE_OF_FILE
 
@@ -35,9 +35,9 @@ def choose_context(
     """Positions to allocate for a prompt and its answer.
 
     The plan's ``context_size`` is taken as it is (0 = the trained length). Without it: what both
-    need, at least ``MIN_DEFAULT_CONTEXT`` and at most the trained length. Raises UsageError, with a
-    context that leaves room for the answer, when the prompt alone is longer, unless it ``goes_on``
-    past it.
+    need, at least ``MIN_DEFAULT_CONTEXT`` and at most the trained length. Raises
+    ContextLengthError, with a context that leaves room for the answer, when the prompt alone is
+    longer, unless it ``goes_on`` past it.
     """
     trained = plan.config.context_length
     context = least_context(plan)
@@ -56,9 +56,8 @@ def choose_context(
             if plan.rope == ROPE_OF_FILE:
                 scale = -(-wanted // trained)
                 cure += f", perhaps with --rope-scaling yarn --rope-scale {scale}"
-        raise UsageError(
-            f"the prompt has {n_prompt_tokens} tokens and the context holds {context}; {cure}"
-        )
+        message = f"the prompt has {n_prompt_tokens} tokens and the context holds {context}; {cure}"
+        raise ContextLengthError(n_prompt_tokens, context, message)
     return context
 
 

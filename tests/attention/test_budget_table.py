@@ -189,6 +189,13 @@ def test_packaged_tables_were_shown_to_lose_nothing(
     assert table.decode is not None and table.decode.is_harmless
 
 
+def test_a_cache_folder_that_cannot_be_looked_into_has_no_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEH2O_CACHE", str(tmp_path / ("x" * 300)))  # by root too: no such name
+    assert find_table("0" * 32) is None
+
+
 def test_the_cache_comes_before_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

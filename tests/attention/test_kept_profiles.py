@@ -110,6 +110,13 @@ def test_several_processes_refine_one_profile() -> None:
     assert len(found.texts) == ENOUGH_PROMPTS
 
 
+@pytest.mark.parametrize("name", [f"{'f' * 32}{PROFILE_SUFFIX}", "profiles.lock"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    assert find_profile("f" * 32) is None
+    assert keep_profile(measured((1.0, 0.5))).prompts == 1
+
+
 def test_the_folder_holds_so_many(tmp_path: Path) -> None:
     for i in range(MAX_PROFILES + 3):
         fingerprint = f"{i:032x}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from edgeh2o.engine.context_size import choose_context
-from edgeh2o.errors import UsageError
+from edgeh2o.errors import ContextLengthError
 from tests.engine.fakes import make_plan
 
 
@@ -48,5 +50,8 @@ def test_prompt_longer_than_the_context(
     n_prompt_tokens: int, requested: int | None, max_tokens: int, message: str
 ) -> None:
     """The context that is named leaves room for the answer."""
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(ContextLengthError, match=message) as caught:
         choose_context(make_plan(context_size=requested), n_prompt_tokens, max_tokens)
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (copy.n_tokens, copy.limit) == (n_prompt_tokens, caught.value.limit)
+    assert str(copy) == str(caught.value)
