@@ -13,6 +13,15 @@ size_t tile_floats(const AttentionSizes& sizes) {
 
 }  // namespace
 
+void pack_rows(const AttentionKernels& kernels, const LayerKv& kv, size_t kv_head, PositionRange rows,
+               const AttentionPiece& piece) {
+  const KvRows k = kv.k(kv_head), v = kv.v(kv_head);
+  // Kernels only read pieces; who packs them owns their buffers.
+  kernels.pack_keys(k.type, const_cast<float*>(piece.k), k.row(rows.begin), nullptr, rows.size(), k.head_dim);
+  kernels.pack_values(v.type, const_cast<float*>(piece.v), piece.v_panel_stride, v.row(rows.begin), nullptr,
+                      rows.size(), v.head_dim);
+}
+
 void AttentionBuffers::take(Arena& arena, const AttentionShape& shape, const AttentionSizes& sizes,
                             size_t n_threads) {
   const size_t n_kv_heads = shape.heads.n_kv_heads, n_sets = shape.n_sets();

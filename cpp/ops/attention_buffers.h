@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/arena.h"
+#include "base/kv_rows.h"
 #include "isa/kernel_table.h"
 #include "ops/attention_sizes.h"
 
@@ -39,6 +40,13 @@ struct TileScratch {
   float* memory_m = nullptr;  // [tile_rows] row maxima of the memory positions' part
   float* factors = nullptr;   // [2][tile_rows]
 };
+
+// Keys that one task turns into panels; a multiple of every block of keys.
+inline constexpr size_t kPackKeys = 128;
+
+// Makes panels of cached rows of a KV head, whose place the piece says: in buffers of the caller's own.
+void pack_rows(const AttentionKernels& kernels, const LayerKv& kv, size_t kv_head, PositionRange rows,
+               const AttentionPiece& piece);
 
 struct AttentionBuffers {
   // Takes everything from the arena, which may still be counting.

@@ -66,45 +66,52 @@ size_t ErrorSample::scratch_bytes(const AttentionPlan& plan, size_t n_threads) {
   return row_bytes(plan) + std::max(DecodeAttention::scratch_bytes(plan, n_threads), rounded);
 }
 
-void ErrorSample::measure(MatView<const float> q, const LayerKv& kv, size_t first_position,
-                          MatView<const float> out, const SampledRows& rows, bool without_rounding,
-                          Span<AttentionError> errors) {
-  std::fill_n(errors.data, errors.size, AttentionError{});
+// Rows from `first` on, as many as one call takes: their queries in q_, exact outputs in out_. Their number.
+size_t ErrorSample::attend_exactly(MatView<const float> q, const LayerKv& kv, size_t first_position,
+                                   const SampledRows& rows, size_t first) {
   const AttentionHeads& heads = plan_.shape.heads;
-  const size_t width = plan_.shape.set_heads() * heads.value_dim;
-  for (size_t first = 0; first < rows.size(); first += kMaxDecodeTokens) {
-    const size_t n = std::min(kMaxDecodeTokens, rows.size() - first);
-    const MatView<float> queries{q_, n, heads.q_dim(), heads.q_dim()};
-    const MatView<float> dense{out_, n, heads.out_dim(), heads.out_dim()};
-    size_t positions[kMaxDecodeTokens];
-    for (size_t i = 0; i < n; ++i) {
-      const size_t row = rows[first + i], position = positions[i] = first_position + row;
-      std::copy_n(q.row(row), heads.q_dim(), queries.row(i));
-      for (size_t head = 0; head < heads.n_kv_heads; ++head) {
-        attention_.set_memory(i, head, MemorySet::all_of({0, position}), position, kv);
-      }
+  const size_t n = std::min(kMaxDecodeTokens, rows.size() - first);
+  for (size_t i = 0; i < n; ++i) {
+    const size_t row = rows[first + i], position = first_position + row;
+    std::copy_n(q.row(row), heads.q_dim(), q_ + i * heads.q_dim());
+    for (size_t head = 0; head < heads.n_kv_heads; ++head) {
+      attention_.set_memory(i, head, MemorySet::all_of({0, position}), position, kv);
     }
-    attention_.run({q_, n, heads.q_dim(), heads.q_dim()}, kv, dense);
+  }
+  attention_.run({q_, n, heads.q_dim(), heads.q_dim()}, kv, {out_, n, heads.out_dim(), heads.out_dim()});
+  return n;
+}
+
+void ErrorSample::measure(MatView<const float> q, const LayerKv& kv, size_t first_position,
+                          MatView<const float> out, const SampledRows& rows, AttentionError* errors) {
+  const size_t out_dim = plan_.shape.heads.out_dim();
+  const size_t width = plan_.shape.set_heads() * plan_.shape.heads.value_dim;
+  for (size_t first = 0, n = 0; first < rows.size(); first += n) {
+    n = attend_exactly(q, kv, first_position, rows, first);
     for (size_t i = 0; i < n; ++i) {
-      const float *const sparse = out.row(rows[first + i]), *const exact = dense.row(i);
+      const float *const sparse = out.row(rows[first + i]), *const exact = out_ + i * out_dim;
       for (size_t set = 0; set < plan_.shape.n_sets(); ++set) {
         errors[set].add_row(sparse + set * width, exact + set * width, width);
       }
     }
-    if (without_rounding) subtract_rounding(n, positions, kv, errors);
   }
 }
 
-// A sparse output errs by its own rounding, which is as large in the mean (docs/quality.md, "The guard").
-void ErrorSample::subtract_rounding(size_t n, const size_t* positions, const LayerKv& kv,
-                                    Span<AttentionError> errors) {
-  const AttentionHeads& heads = plan_.shape.heads;
-  const size_t width = plan_.shape.set_heads() * heads.value_dim, stride = heads.out_dim();
-  rounded_.run({q_, n, heads.q_dim(), heads.q_dim()}, positions, kv, {rounded_out_, n, stride, stride});
-  for (size_t i = 0; i < n; ++i) {
-    for (size_t set = 0; set < plan_.shape.n_sets(); ++set) {
-      const size_t first = i * stride + set * width;
-      errors[set].subtract_row(rounded_out_ + first, out_ + first, width);
+void ErrorSample::subtract_rounding(MatView<const float> q, const LayerKv& kv, size_t first_position,
+                                    const SampledRows& rows, AttentionError* errors) {
+  const size_t q_dim = plan_.shape.heads.q_dim(), out_dim = plan_.shape.heads.out_dim();
+  const size_t width = plan_.shape.set_heads() * plan_.shape.heads.value_dim;
+  const bool are_there = rows.size() <= kMaxDecodeTokens;  // since `measure`
+  for (size_t first = 0, n = 0; first < rows.size(); first += n) {
+    n = are_there ? rows.size() : attend_exactly(q, kv, first_position, rows, first);
+    size_t positions[kMaxDecodeTokens];
+    for (size_t i = 0; i < n; ++i) positions[i] = first_position + rows[first + i];
+    rounded_.run({q_, n, q_dim, q_dim}, positions, kv, {rounded_out_, n, out_dim, out_dim});
+    for (size_t i = 0; i < n; ++i) {
+      const float *const rounded = rounded_out_ + i * out_dim, *const exact = out_ + i * out_dim;
+      for (size_t set = 0; set < plan_.shape.n_sets(); ++set) {
+        errors[set].subtract_row(rounded + set * width, exact + set * width, width);
+      }
     }
   }
 }

@@ -50,15 +50,19 @@ class ErrorSample {
   ErrorSample(const AttentionPlan& plan, uint8_t* scratch, size_t n_threads);
   static size_t scratch_bytes(const AttentionPlan& plan, size_t n_threads);
 
-  // The errors, one of every memory set, of some rows of a call that gave `out` [n_tokens][out_dim]. q,
-  // first_position, kv: as for ChunkedAttention::run. Of a plan with products in 8 bits they hold what these
-  // round, unless that is left out.
+  // Adds to `errors`, one of every memory set, those of some rows of a call that gave `out`
+  // [n_tokens][out_dim]. q, first_position, kv: as for ChunkedAttention::run.
   void measure(MatView<const float> q, const LayerKv& kv, size_t first_position, MatView<const float> out,
-               const SampledRows& rows, bool without_rounding, Span<AttentionError> errors);
+               const SampledRows& rows, AttentionError* errors);
+  // After `measure`, of a plan with products in 8 bits: takes off what the rows differ by if they read
+  // everything in these. A sparse output errs by its own rounding, which is as large in the mean
+  // (docs/quality.md, "The guard").
+  void subtract_rounding(MatView<const float> q, const LayerKv& kv, size_t first_position,
+                         const SampledRows& rows, AttentionError* errors);
 
  private:
-  // Takes off what the first n of q_ differ by when everything is read in products of 8 bits.
-  void subtract_rounding(size_t n, const size_t* positions, const LayerKv& kv, Span<AttentionError> errors);
+  size_t attend_exactly(MatView<const float> q, const LayerKv& kv, size_t first_position,
+                        const SampledRows& rows, size_t first);
 
   const AttentionPlan& plan_;
   float* q_;                   // [kMaxDecodeTokens][q_dim] queries, which lie apart in the call

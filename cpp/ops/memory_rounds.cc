@@ -6,13 +6,6 @@
 #include "base/parallel.h"
 
 namespace edgeh2o {
-namespace {
-
-// Keys that one task turns into panels; a multiple of every block of keys.
-constexpr size_t kPackKeys = 128;
-
-}  // namespace
-
 void MemoryRounds::begin(size_t set, const MemorySet& memory, ptrdiff_t first_seen, bool is_scored) const {
   SetWork& work = buffers_.sets[set];
   work.memory = memory;
@@ -147,13 +140,8 @@ void MemoryRounds::pack_batch(const LayerKv& kv, const ChunkPlan& plan) const {
     const PositionRange chunk = plan.chunk(chunk_idx);
     if (first >= chunk.size()) return;
     const size_t n_keys = std::min(kPackKeys, chunk.size() - first);
-    const AttentionPiece piece = batch_piece(kv_head, chunk_idx, first, n_keys);
-    const KvRows k = kv.k(kv_head), v = kv.v(kv_head);
-    // The batch buffers are this object's own; a piece only reads them.
-    kernels_.pack_keys(k.type, const_cast<float*>(piece.k), k.row(chunk.begin + first), nullptr, n_keys,
-                       k.head_dim);
-    kernels_.pack_values(v.type, const_cast<float*>(piece.v), piece.v_panel_stride,
-                         v.row(chunk.begin + first), nullptr, n_keys, v.head_dim);
+    const size_t begin = chunk.begin + first;
+    pack_rows(kernels_, kv, kv_head, {begin, begin + n_keys}, batch_piece(kv_head, chunk_idx, first, n_keys));
   });
 }
 

@@ -4,13 +4,11 @@
 #include <cstring>
 
 #include "base/parallel.h"
+#include "ops/attention_buffers.h"
 #include "ops/attention_sinks.h"
 
 namespace edgeh2o {
 namespace {
-
-// Keys that one task turns into panels; a multiple of every block of keys.
-constexpr size_t kPackKeys = 128;
 
 // Rows of a tile, as long as all of them see the whole piece: their query heads fill a register block.
 constexpr size_t kTileQueries = 4;
@@ -64,7 +62,7 @@ void RoundedRows::run(MatView<const float> q, const size_t* positions, const Lay
         if (positions[row] < begin) continue;
         const AttentionTile part = tile(kv_head, row, n_rows, thread);
         const SoftmaxRows rows = state(kv_head, row, out);
-        AttentionPiece keys = piece(kv_head, n_keys);
+        AttentionPiece keys = piece(kv_head, 0, n_keys);
         keys.n_visible = static_cast<ptrdiff_t>(positions[row] + 1 - begin);
         if (begin == 0 && kv.sinks) {
           const float* sinks = kv.sinks + kv_head * group_size();
@@ -92,25 +90,20 @@ void RoundedRows::pack_queries(MatView<const float> q) const {
 
 // Makes panels of positions [begin, begin + n_keys) of every KV head.
 void RoundedRows::pack_piece(const LayerKv& kv, size_t begin, size_t n_keys) const {
-  const AttentionSizes& sizes = plan_.sizes;
   const size_t n_blocks = ceil_div(n_keys, kPackKeys);
   parallel_for(n_heads() * n_blocks, [&](size_t task, size_t) {
     const size_t kv_head = task / n_blocks, first = task % n_blocks * kPackKeys;
-    const size_t n = std::min(kPackKeys, n_keys - first);
-    const KvRows k = kv.k(kv_head), v = kv.v(kv_head);
-    plan_.kernels.pack_keys(k.type, k_ + (kv_head * sizes.piece_keys + first) * sizes.key_words,
-                            k.row(begin + first), nullptr, n, k.head_dim);
-    plan_.kernels.pack_values(
-        v.type, v_ + kv_head * sizes.piece_keys * sizes.value_words + first * sizes.value_step,
-        sizes.piece_keys * sizes.value_step, v.row(begin + first), nullptr, n, v.head_dim);
+    const size_t end = std::min(first + kPackKeys, n_keys);
+    pack_rows(plan_.kernels, kv, kv_head, {begin + first, begin + end}, piece(kv_head, first, end - first));
   });
 }
 
-AttentionPiece RoundedRows::piece(size_t kv_head, size_t n_keys) const {
+// Keys of the panels at hand, from `first` on.
+AttentionPiece RoundedRows::piece(size_t kv_head, size_t first, size_t n_keys) const {
   const AttentionSizes& sizes = plan_.sizes;
   AttentionPiece piece;
-  piece.k = k_ + kv_head * sizes.piece_keys * sizes.key_words;
-  piece.v = v_ + kv_head * sizes.piece_keys * sizes.value_words;
+  piece.k = k_ + (kv_head * sizes.piece_keys + first) * sizes.key_words;
+  piece.v = v_ + kv_head * sizes.piece_keys * sizes.value_words + first * sizes.value_step;
   piece.v_panel_stride = sizes.piece_keys * sizes.value_step;
   piece.n_keys = n_keys;
   return piece;

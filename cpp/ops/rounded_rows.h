@@ -24,7 +24,7 @@ class RoundedRows {
   float* queries(size_t kv_head, size_t row) const;
   void pack_queries(MatView<const float> q) const;
   void pack_piece(const LayerKv& kv, size_t begin, size_t n_keys) const;
-  AttentionPiece piece(size_t kv_head, size_t n_keys) const;
+  AttentionPiece piece(size_t kv_head, size_t first, size_t n_keys) const;
   AttentionTile tile(size_t kv_head, size_t row, size_t n_rows, size_t thread) const;
   SoftmaxRows state(size_t kv_head, size_t row, MatView<float> out) const;
 

@@ -337,15 +337,13 @@ uint64_t Sequence::attend_guarded(size_t layer, MatView<const float> q, PromptEn
     return run(everything, nullptr);
   }
   uint64_t n_pairs = run(0, reads.data());
-  errors_.resize(reads.size());
-  const auto measure = [&](bool without_rounding) {
-    const SampledRows rows = sampled_rows(layer, first, q.rows, end);
-    ErrorSample(plan, scratch, n_threads)
-        .measure(q, kv, first, {out.data, out.rows, out.cols, out.stride}, rows, without_rounding,
-                 {errors_.data(), errors_.size()});
-  };
-  measure(false);
-  if (plan.sizes.is_int8 && exceeds(layer, sum_of(errors_))) measure(true);
+  errors_.assign(reads.size(), {});
+  const SampledRows rows = sampled_rows(layer, first, q.rows, end);
+  ErrorSample sample(plan, scratch, n_threads);
+  sample.measure(q, kv, first, {out.data, out.rows, out.cols, out.stride}, rows, errors_.data());
+  if (plan.sizes.is_int8 && exceeds(layer, sum_of(errors_))) {
+    sample.subtract_rounding(q, kv, first, rows, errors_.data());
+  }
   choose_again(layer);
   if (std::all_of(again_.begin(), again_.end(), is_all)) {
     n_pairs += run(everything, nullptr);
