@@ -26,6 +26,8 @@ from tests.transformers.folders import write_folder
 
 TIMEOUT_S = 120
 OPTIONS = ["-p", "the thing is", "-n", "4", "--temp", "0", "--ignore-eos"]
+_CHUNKS = ["-b", "64", "-ub", "64", "--h2o-local", "16", "--h2o-heavy", "16"]
+LARGE_CONTEXT = [*_CHUNKS, "-c", "100000"]  # that of a cache far above what a chunk takes
 
 
 @pytest.fixture
@@ -61,8 +63,7 @@ def test_memory_below_weights_or_cache(
 ) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: RESERVE_BYTES + n_free_bytes)
     monkeypatch.setattr(memory, "binding_limit", str)  # this test may run in a container
-    sizes = ["-b", "64", "-ub", "64", "--h2o-local", "16", "--h2o-heavy", "16", "-c", "100000"]
-    refusal(["run", model, *OPTIONS, *sizes], code=1, problem=problem, max_python_bytes=16 * 2**20)
+    refusal(["run", model, *OPTIONS, *LARGE_CONTEXT], code=1, problem=problem, max_python_bytes=16 * 2**20)
 
 
 @pytest.mark.parametrize(
@@ -80,8 +81,7 @@ def test_a_container_with_less_memory_is_named(
     problem: str,
 ) -> None:
     monkeypatch.setattr(cgroup, "memory_left_bytes", lambda: RESERVE_BYTES + n_free_bytes)
-    sizes = ["-b", "64", "-ub", "64", "--h2o-local", "16", "--h2o-heavy", "16", "-c", "100000"]
-    refusal(["run", model, *OPTIONS, *sizes], code=1, problem=problem)
+    refusal(["run", model, *OPTIONS, *LARGE_CONTEXT], code=1, problem=problem)
 
 
 def _limited(model: str, mib: int, context: int) -> subprocess.CompletedProcess[str]:
