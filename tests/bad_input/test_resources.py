@@ -63,7 +63,12 @@ def test_memory_below_weights_or_cache(
 ) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: RESERVE_BYTES + n_free_bytes)
     monkeypatch.setattr(memory, "binding_limit", str)  # this test may run in a container
-    refusal(["run", model, *OPTIONS, *LARGE_CONTEXT], code=1, problem=problem, max_python_bytes=16 * 2**20)
+    refusal(
+        ["run", model, *OPTIONS, *LARGE_CONTEXT],
+        code=1,
+        problem=problem,
+        max_python_bytes=16 * 2**20,
+    )
 
 
 @pytest.mark.parametrize(
