@@ -177,15 +177,24 @@ class LlamaCpp:
     ) -> float:
         """Tokens/s of one run of a workload on random tokens, by llama-bench."""
         arguments = [
-            *("-m", str(model), "-p", str(workload.n_prompt), "-n", str(workload.n_decode)),
+            *self.bench_arguments(model, workload, flash_attention=flash_attention),
             *("-b", str(batch_size), "-ub", str(chunk_size)),
-            *(["-d", str(workload.depth)] if workload.depth else []),  # forks may lack it
-            *("-t", str(self.threads), "-r", "1", "-o", "json"),
-            *("-fa", "1" if flash_attention else "0"),
             *([] if warm_up else ["--no-warmup"]),
             *more_arguments,
         ]
         return parse_bench(self._run("llama-bench", arguments).stdout)
+
+    def bench_arguments(
+        self, model: Path, workload: Workload, *, flash_attention: bool
+    ) -> list[str]:
+        """Arguments of llama-bench for one run, which takes a test of prefill and one of decode
+        where the workload names both."""
+        return [
+            *("-m", str(model), "-p", str(workload.n_prompt), "-n", str(workload.n_decode)),
+            *(["-d", str(workload.depth)] if workload.depth else []),  # forks may lack it
+            *("-t", str(self.threads), "-r", "1", "-o", "json"),
+            *("-fa", "1" if flash_attention else "0"),
+        ]
 
     def command(self, program: str, arguments: Sequence[str]) -> list[str]:
         """The command line of ``program``. Raises LlamaCppError if the folder has none."""

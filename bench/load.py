@@ -113,6 +113,13 @@ def keeping_byte_code() -> dict[str, str]:
 
 def run_to_first_byte(command: Sequence[str], environment: Mapping[str, str]) -> ProcessCost:
     """Runs ``command`` to its end. Raises LlamaCppError if it fails or prints nothing."""
+    return run_measured(command, environment)[0]
+
+
+def run_measured(
+    command: Sequence[str], environment: Mapping[str, str]
+) -> tuple[ProcessCost, bytes]:
+    """What a run of ``command`` costs, and its stdout. Errors as of ``run_to_first_byte``."""
     with tempfile.TemporaryFile() as errors:
         started_at = time.perf_counter()
         process = subprocess.Popen(
@@ -126,7 +133,7 @@ def run_to_first_byte(command: Sequence[str], environment: Mapping[str, str]) ->
         with process.stdout:
             first_byte = process.stdout.read(1)
             first_token_s = time.perf_counter() - started_at
-            process.stdout.read()
+            output = first_byte + process.stdout.read()
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode or not first_byte:
@@ -139,7 +146,7 @@ def run_to_first_byte(command: Sequence[str], environment: Mapping[str, str]) ->
     own_peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT_BYTES
     if peak_rss_bytes <= own_peak_bytes:
         raise LlamaCppError("the measuring process is larger than the measured one; no result")
-    return ProcessCost(first_token_s, peak_rss_bytes)
+    return ProcessCost(first_token_s, peak_rss_bytes), output
 
 
 def measure_load(
