@@ -71,6 +71,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("-r", type=int, default=3, help="rounds")
     parser.add_argument("-t", "--threads", type=int, default=2, help="threads of all sides")
     parser.add_argument("--text", type=existing_file, default=DEFAULT_TEXT, help="what ours reads")
+    parser.add_argument(
+        "--attention-precision", default="auto", help="ours, as of edgeh2o bench (default: auto)"
+    )
     parser.add_argument("--no-warmup", action="store_true", help="no warm-up run on any side")
     parser.add_argument("-o", "--output", choices=("md", "json"), default="md")
     return parser
@@ -141,6 +144,7 @@ def make_contestants(
         *(sys.executable, "-m", "edgeh2o", "bench", str(model), "--modes", "dense"),
         *("-p", str(n_prompt), "-n", str(args.n), "-r", "1", "-t", str(args.threads)),
         *("-f", str(args.text), "-o", "json"),
+        *("--attention-precision", args.attention_precision),
         *(["--isa", isa] if isa else []),
         *(["--no-warmup"] if args.no_warmup else []),
     ]
