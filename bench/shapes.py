@@ -80,7 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Runs everything, prints one table; returns the exit code."""
+    """Runs everything, prints a table of each quantity; returns the exit code."""
     parser = build_parser()
     args = parser.parse_args()
     if min(args.r, args.n, *args.p) < 1:
@@ -94,7 +94,7 @@ def main() -> int:
         f"threads; decode of {args.n} tokens from an empty cache; ratios of ours to theirs."
     )
     write_report(
-        args.output, [note, format_table(measurements)], [asdict(one) for one in measurements]
+        args.output, [note, *format_tables(measurements)], [asdict(one) for one in measurements]
     )
     return 0
 
@@ -197,32 +197,33 @@ def parse_rates(output: str, rate: str) -> tuple[float, float]:
     return prefill, decode
 
 
-def format_table(measurements: Sequence[ShapeMeasurement]) -> str:
-    """One row per file and length; a ratio is that of the medians, ours over theirs."""
+# Heading, digits, and what a run has of it.
+QUANTITIES: tuple[tuple[str, int, Callable[[Run], float]], ...] = (
+    ("prefill, tokens/s", 0, lambda run: run.prefill_tps),
+    ("decode, tokens/s", 1, lambda run: run.decode_tps),
+    ("peak memory, MiB", 0, lambda run: run.peak_rss_bytes / MIB),
+)
+
+
+def format_tables(measurements: Sequence[ShapeMeasurement]) -> list[str]:
+    """A table of each quantity: one row per file and length, medians with the lowest and highest
+    run; a ratio is that of the medians, ours over theirs."""
     peers = [name for name in (LLAMA_CPP, IK_LLAMA_CPP) if name in measurements[0].runs]
-    header = ["shape", "file", "prompt"]
-    for what in ("prefill", "decode", "peak MiB"):
-        header += [f"{what}: {OURS}"]
-        for peer in peers:
-            header += [peer, "ratio"]
-    rows = []
-    for measurement in measurements:
-        row: list[Any] = [measurement.shape, measurement.type, f"{measurement.n_prompt:,}"]
-        for samples in (
-            {name: [run.prefill_tps for run in of] for name, of in measurement.runs.items()},
-            {name: [run.decode_tps for run in of] for name, of in measurement.runs.items()},
-            {
-                name: [run.peak_rss_bytes / MIB for run in of]
-                for name, of in measurement.runs.items()
-            },
-        ):
+    ratios = [cell for peer in peers for cell in (peer, "ratio")]
+    tables = []
+    for heading, digits, quantity in QUANTITIES:
+        rows = []
+        for one in measurements:
+            samples = {name: [quantity(run) for run in runs] for name, runs in one.runs.items()}
             ours = statistics.median(samples[OURS])
-            row.append(format_samples(samples[OURS]))
+            row: list[Any] = [f"{one.shape} {one.type}", f"{one.n_prompt:,}"]
+            row.append(format_samples(samples[OURS], digits))
             for peer in peers:
-                ratio = ours / statistics.median(samples[peer])
-                row += [format_samples(samples[peer]), f"{ratio:.2f}x"]
-        rows.append(row)
-    return markdown_table(header, rows)
+                row.append(format_samples(samples[peer], digits))
+                row.append(f"{ours / statistics.median(samples[peer]):.2f}x")
+            rows.append(row)
+        tables.append(markdown_table([heading, "prompt", OURS, *ratios], rows))
+    return tables
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from bench.shapes import (
     ShapeMeasurement,
     build_parser,
     find_or_make,
-    format_table,
+    format_tables,
     make_contestants,
     parse_rates,
 )
@@ -79,7 +79,10 @@ def test_ratios_are_of_medians_ours_over_theirs() -> None:
             LLAMA_CPP: [Run(100, 40, 100 * MIB)],
         },
     )
-    cells = [cell.strip() for cell in format_table([measurement]).splitlines()[2].split("|")]
-    assert cells[1:4] == ["llama-3.2-1b", "Q6_K", "4,096"]
-    assert cells[4] == "200 (100 to 300)"
-    assert [cells[6], cells[9], cells[12]] == ["2.00x", "0.50x", "0.50x"]
+    tables = format_tables([measurement])
+    prefill, decode, memory = (
+        [cell.strip() for cell in table.splitlines()[2].strip("|").split("|")] for table in tables
+    )
+    assert prefill[:3] == ["llama-3.2-1b Q6_K", "4,096", "200 (100 to 300)"]
+    assert decode[2] == "20.0 (10.0 to 30.0)"
+    assert [prefill[4], decode[4], memory[4]] == ["2.00x", "0.50x", "0.50x"]
