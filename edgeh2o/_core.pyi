@@ -468,6 +468,9 @@ class Workspace:
     def __init__(self, model: Model, threads: int | None = None) -> None: ...
     @property
     def threads(self) -> int: ...
+    @property
+    def written_bytes(self) -> int:
+        """What calls have written to since it was allocated, about: the memory that it takes."""
     def forward(
         self, steps: abc.Sequence[tuple[Sequence, NDArray[np.int32], bool | None]]
     ) -> list[NDArray[np.float32] | None]:

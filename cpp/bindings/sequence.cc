@@ -229,6 +229,8 @@ void bind_sequence(py::module_& module) {
       .def(py::init<std::shared_ptr<Decoder>, std::optional<int>>(), py::arg("model"),
            py::arg("threads") = py::none())
       .def("forward", &forward, py::arg("steps"))
+      .def_property_readonly("written_bytes",
+                             [](DecoderWorkspace& self) { return self.workspace.written_bytes(); })
       .def_property_readonly("threads", [](DecoderWorkspace& self) { return self.workspace.n_threads(); });
 
   py::class_<DecoderSequence, std::shared_ptr<DecoderSequence>> c(module, "Sequence");

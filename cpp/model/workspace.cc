@@ -122,6 +122,7 @@ void Workspace::fit(size_t n_rows, const Sequence& sequence) {
   }
   const size_t n_bytes = sequence.scratch_bytes(n_threads);
   if (n_bytes > scratch_.size()) {
+    touched_scratch_ = 0;
     scratch_ = AlignedBuffer();
     scratch_ = AlignedBuffer(n_bytes);
   }
@@ -133,7 +134,14 @@ void Workspace::begin_call(size_t n_rows, bool keeps_memory) {
     arena_.drop_pages();
     n_touched_rows_ = 0;
   }
-  n_touched_rows_ = std::max(n_touched_rows_, n_rows);
+  n_touched_rows_ = std::max(n_touched_rows_.load(), n_rows);
+  touched_scratch_ = scratch_.size();
+}
+
+size_t Workspace::written_bytes() const {
+  const size_t n_rows = n_touched_rows_;
+  if (n_rows == 0) return touched_scratch_;
+  return estimate_bytes(config_, table_, n_rows, 0, static_cast<size_t>(n_threads_)) + touched_scratch_;
 }
 
 }  // namespace edgeh2o

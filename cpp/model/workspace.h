@@ -2,6 +2,7 @@
 // serves any number of sequences, one call at a time.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -65,6 +66,10 @@ class Workspace {
   // need.
   void begin_call(size_t n_rows, bool keeps_memory);
 
+  // Bytes of the activations and the scratch that calls have written to since they were allocated or given
+  // back: what memory they take, about. From any thread, also during a call.
+  size_t written_bytes() const;
+
   int n_threads() const { return n_threads_; }
   size_t n_rows() const { return n_rows_; }
   Activations& activations() { return activations_; }
@@ -86,7 +91,9 @@ class Workspace {
   const DecoderConfig& config_;
   const KernelTable& table_;
   int n_threads_;
-  size_t n_rows_ = 0, n_touched_rows_ = 0;  // touched: by calls since the memory was given back
+  size_t n_rows_ = 0;
+  std::atomic<size_t> n_touched_rows_{0};  // by calls since the memory was given back
+  std::atomic<size_t> touched_scratch_{0};
   Arena arena_;
   Activations activations_;
   AlignedBuffer scratch_, chosen_memory_;

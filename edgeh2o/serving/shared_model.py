@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from .. import _core
 from ..engine.full_context import check_eviction
 from .call_grid import CallGrid
 from .scheduler import Scheduler
-from .shared_runner import SharedRunner
+from .shared_runner import SHARED_PARTS, SharedRunner
 
 if TYPE_CHECKING:
     from ..attention.base import SparseAttentionConfig
@@ -28,6 +29,8 @@ class SharedModel:
 
     def __init__(self, model: LoadedModel, scheduler: Scheduler) -> None:
         self.model, self.scheduler = model, scheduler
+        # What the calls of all write to; it lives as long as one of them.
+        self._find_workspace: Callable[[], _core.Workspace | None] = lambda: None
 
     def start_session(self, attention: SparseAttentionConfig, shape: SessionShape) -> SharedRunner:
         """As that of the model."""
@@ -35,6 +38,7 @@ class SharedModel:
         workspace = None
         if isinstance(runner, _core.Sequence):
             workspace = runner.workspace
+            self._find_workspace = ref(workspace)
             runner.use_small_pages()  # of many conversations most are short, and stay for long
         grid = self.call_grid(attention, shape)
         return SharedRunner(runner, self.scheduler, workspace, grid)
@@ -82,4 +86,13 @@ class SharedModel:
     def estimate_session_bytes(
         self, attention: SparseAttentionConfig, shape: SessionShape
     ) -> Mapping[str, int]:
-        return self.model.estimate_session_bytes(attention, shape)
+        """What another session takes: of what all write to, only what nobody has written yet."""
+        parts = dict(self.model.estimate_session_bytes(attention, shape))
+        workspace = self._find_workspace()
+        n_written = 0 if workspace is None else workspace.written_bytes
+        for name in SHARED_PARTS:
+            n_counted = min(n_written, parts.get(name, 0))
+            if n_counted:
+                parts[name] -= n_counted
+                n_written -= n_counted
+        return parts

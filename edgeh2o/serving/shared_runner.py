@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 # Marks lie at most this share of their distance to the prompt's end apart: departures are mostly
 # near the end, where the question is.
 MARK_SPACING = 8
+# Of what a session takes, what the calls of all sessions on the CPU write to, one at a time.
+SHARED_PARTS = ("activations", "scratch")
 _NO_TOKENS = np.empty(0, np.int32)
 
 
@@ -134,8 +136,11 @@ class SharedRunner(CountedRunner):
 
     @property
     def memory_bytes(self) -> Mapping[str, int]:
+        """Allocated for this one alone: what others write to as well does not go with it."""
         memory: Mapping[str, int] = self.runner.memory_bytes
-        return memory
+        if self._workspace is None:
+            return memory
+        return {name: size for name, size in memory.items() if name not in SHARED_PARTS}
 
     @property
     def held_bytes(self) -> int:

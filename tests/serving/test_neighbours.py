@@ -40,7 +40,7 @@ def test_neighbours_change_nothing(serving_model: Path) -> None:
         got = list(threads.map(lambda request: answer(engine, request), wanted))
         scheduler = engine.scheduler
         assert scheduler.n_step_rows > 1.5 * scheduler.n_steps  # they did share their passes
-        runners = [each.runner for each in engine.pool._kept if each.runner is not None]
+        runners = [each.runner for each in engine.pool.room.kept if each.runner is not None]
         assert len({id(runner.runner.workspace) for runner in runners}) == 1
     for one, other in zip(got, expected, strict=True):
         assert (one.text, one.logprobs) == (other.text, other.logprobs)

@@ -170,7 +170,7 @@ def _keep_some(model: Path, n_tokens: int, n_kept: int) -> tuple[int, int, list[
             answer(engine, request_of(tokens_of(n_tokens, seed=seed), 2))
         more_rss, more_counted = taken()
         assert len(engine.pool) == 4 + n_kept
-        marks = [each.runner.runner.mark_bytes for each in engine.pool._kept if each.runner]
+        marks = [each.runner.runner.mark_bytes for each in engine.pool.room.kept if each.runner]
     return more_counted - counted, more_rss - rss, marks
 
 
@@ -207,7 +207,7 @@ def test_requests_wait_for_memory_that_others_are_yet_to_write(
     busy: list[int] = []
     with open_engine(serving_model, attention=DenseConfig(), context_size=8192) as engine:
         pool = engine.pool
-        monkeypatch.setattr(pool, "_estimate", lambda *_: (12 * 2**20, 8 * 2**20))
+        monkeypatch.setattr(pool.room, "estimate", lambda *_: (12 * 2**20, 8 * 2**20))
         room = RESERVE_BYTES + 34 * 2**20
         monkeypatch.setattr(memory, "available_bytes", lambda: room)
 
@@ -217,7 +217,7 @@ def test_requests_wait_for_memory_that_others_are_yet_to_write(
 
             def emit(event: object) -> None:
                 events.append(event)
-                busy.append(sum(each.is_busy for each in pool._kept))
+                busy.append(sum(each.is_busy for each in pool.room.kept))
 
             engine.answer(request, emit, Ticket())
             return type(events[-1]).__name__
@@ -237,7 +237,7 @@ def test_a_request_that_waits_for_memory_can_be_given_up(
 ) -> None:
     waiting = Ticket()
     with open_engine(serving_model, attention=DenseConfig(), context_size=8192) as engine:
-        monkeypatch.setattr(engine.pool, "_estimate", lambda *_: (12 * 2**20, 8 * 2**20))
+        monkeypatch.setattr(engine.pool.room, "estimate", lambda *_: (12 * 2**20, 8 * 2**20))
         room = RESERVE_BYTES + 34 * 2**20
         monkeypatch.setattr(memory, "available_bytes", lambda: room)
 
@@ -290,7 +290,7 @@ def test_what_is_dropped_is_free_at_once(serving_model: Path) -> None:
 
             def emit(ticket: Ticket, event: object) -> None:
                 if isinstance(event, Progress) and event.done > 300:
-                    kept = engine.pool._kept[0]
+                    kept = engine.pool.room.kept[0]
                     seen.extend(map(weakref.ref, (kept, kept.session, kept.runner)))
                     ticket.cancel("the client has gone")
 

@@ -1,0 +1,217 @@
+"""Room in memory for conversations: which go for others, to the disk or for good, and who waits."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from threading import Condition, Lock
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from ..engine.context_size import OPEN_ANSWER_TOKENS, choose_context, context_limit
+from ..engine.memory_fit import RESERVE_BYTES, check_start
+from ..errors import ResourceError
+from ..host import memory
+from .shared_runner import SHARED_PARTS
+
+if TYPE_CHECKING:
+    from ..engine.plan import RunPlan
+    from .conversation import Conversation
+    from .prefix_disk import PrefixDisk
+    from .shared_model import SharedModel
+
+_logger = logging.getLogger(__name__)
+
+MOST_KEPT = 256
+# Of what is free once the weights are loaded.
+DEFAULT_SHARE = 4
+# Marks beside rows and scores: 77 MiB beside 142 after 4,670 tokens of SmolLM2-135M.
+MARKS_SHARE = 0.6
+# Seconds between two looks of a request that waits for memory, and in which what was held is freed.
+WAIT_S = 0.1
+FREEING_S = 1.0
+# Seconds in which the end of the server may write to the disk.
+MOST_SAVING_S = 30.0
+
+
+class MakingRoomError(Exception):
+    """Memory will be free when another request is done, or what leaves is on the disk."""
+
+
+class ConversationRoom:
+    """The kept conversations, and the memory that those at rest and at work hold together.
+
+    ``ram_bytes`` bounds it, but that one may always be at work; None: a share of what is free. With
+    ``disk`` those that go for room go there. ``lock`` is held by whoever looks at ``kept`` or calls
+    a method that names it.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        model: SharedModel,
+        *,
+        ram_bytes: int | None = None,
+        disk: PrefixDisk | None = None,
+    ) -> None:
+        self._plan, self._model, self._disk = plan, model, disk
+        if ram_bytes is None:
+            ram_bytes = memory.available_bytes() // DEFAULT_SHARE
+        self._ram_bytes = ram_bytes
+        self.kept: list[Conversation] = []
+        self.lock = Lock()
+        self._freed = Condition(self.lock)
+        self._given_back_at = float("-inf")
+        self._leaving: tuple[Conversation, Future[None]] | None = None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="edgeh2o-disk")
+        self._is_closed = False
+
+    @property
+    def held_bytes(self) -> int:
+        """What all conversations hold, with ``lock``."""
+        leaving = 0 if self._leaving is None else self._leaving[0].n_bytes
+        return sum(each.n_bytes for each in self.kept) + leaving
+
+    def make_for_new(
+        self, n_tokens: int, max_tokens: int, spared: Conversation | None = None
+    ) -> int:
+        """Lets those used least lately go for another conversation, with ``lock``; what it takes.
+
+        Raises MakingRoomError as ``make`` does.
+        """
+        needed, later = self.estimate(n_tokens, max_tokens)
+        while len(self.kept) >= MOST_KEPT or self.held_bytes + needed > self._ram_bytes:
+            if self._leaving is not None:
+                raise MakingRoomError
+            if not self._drop_oldest(spared):
+                break
+        self.make(needed + later, spared)
+        return needed + later
+
+    def make(self, n_bytes: int, spared: Conversation | None) -> None:
+        """Lets the oldest go for memory beside what others are yet to write, with ``lock``.
+
+        Where that is not enough, those at work are waited for: MakingRoomError. Whoever is alone
+        may try. That nobody has taken it yet does not mean that it is free.
+        """
+        while self._left_bytes() < n_bytes and self.free_some(spared):
+            pass
+
+    def free_some(self, spared: Conversation | None = None) -> bool:
+        """Whether one has gone, the others being at work or ``spared``, with ``lock``.
+
+        Raises MakingRoomError where none has, and memory will be free all the same.
+        """
+        if self._leaving is None and self._drop_oldest(spared) and self._leaving is None:
+            return True
+        if self._leaving is not None or self._is_freeing() or any(e.is_busy for e in self.kept):
+            raise MakingRoomError
+        return False
+
+    def check(self, plan: RunPlan, context: int) -> None:
+        """Raises ResourceError for a session that does not fit even in place of all, with ``lock``.
+
+        None then go for it. MakingRoomError where what others held is being freed.
+        """
+        freed = self.held_bytes  # those at work will rest
+        if memory.address_space_left_bytes() is not None:  # which rows never written take too
+            gone = [each.runner for each in self.kept]
+            gone += [] if self._leaving is None else [self._leaving[0].runner]
+            freed = sum(sum(runner.memory_bytes.values()) for runner in gone if runner is not None)
+        try:
+            check_start(plan, self._model, plan.shape(context), freed)
+        except ResourceError:
+            if self._is_freeing():
+                raise MakingRoomError from None
+            raise
+
+    def estimate(self, n_tokens: int, max_tokens: int) -> tuple[int, int]:
+        """What a prompt writes of rows and scores, and what its answer and marks take besides."""
+        attention = self._plan.for_length(choose_context(self._plan, n_tokens, -1)).attention
+
+        def written(n: int) -> int:
+            parts = self._model.estimate_session_bytes(attention, self._plan.shape(n))
+            return sum(parts.get(part, 0) for part in ("kv_cache", "scores", "recurrent_state"))
+
+        answer = OPEN_ANSWER_TOKENS if max_tokens < 0 else max_tokens
+        needed = written(n_tokens)
+        whole = written(max(n_tokens, min(n_tokens + answer, context_limit(self._plan))))
+        return needed, int(whole * (1.0 + MARKS_SHARE)) - needed
+
+    def _left_bytes(self) -> int:
+        busy = [each for each in self.kept if each.is_busy]
+        unwritten = sum(max(0, each.expected_bytes - each.n_bytes) for each in busy)
+        shape = self._plan.shape(context_limit(self._plan))
+        parts = self._model.estimate_session_bytes(self._plan.attention, shape)
+        unwritten += sum(parts.get(part, 0) for part in SHARED_PARTS)
+        return memory.available_bytes() - RESERVE_BYTES - unwritten
+
+    def _is_freeing(self) -> bool:
+        """Whether others were at work just now: what they held is freed a little later."""
+        return monotonic() - self._given_back_at < FREEING_S
+
+    def _drop_oldest(self, spared: Conversation | None = None) -> bool:
+        """Whether one has gone, or is leaving for the disk."""
+        idle = [each for each in self.kept if not each.is_busy and each is not spared]
+        if not idle:
+            return False
+        oldest = min(idle, key=lambda each: each.used_at)
+        self.kept.remove(oldest)
+        if self._disk is None or self._is_closed:
+            oldest.session.close()
+        else:
+            self._leaving = oldest, self._writer.submit(self._write, oldest, self._disk)
+        return True
+
+    def _write(self, leaving: Conversation, disk: PrefixDisk) -> None:
+        try:
+            disk.save(leaving)
+        finally:
+            leaving.session.close()
+            with self.lock:
+                self._leaving = None
+                self._trim()
+
+    def _trim(self) -> None:
+        """Lets the oldest go while more is held than may be."""
+        while self._leaving is None and self.held_bytes > self._ram_bytes:
+            if not self._drop_oldest():
+                break
+
+    def give_back(self, used: Conversation) -> None:
+        """One at work comes to rest, or goes if it has nothing to keep, with ``lock``."""
+        if used.runner is None:
+            self.kept.remove(used)
+        used.rest()
+        self._given_back_at = monotonic()
+        self._trim()
+        self._freed.notify_all()
+
+    def wait(self) -> None:
+        """A while, or until something was freed."""
+        self.wait_for_disk(WAIT_S)
+        with self.lock:
+            if self._is_freeing() or any(each.is_busy for each in self.kept):
+                self._freed.wait(WAIT_S)
+
+    def wait_for_disk(self, timeout_s: float | None = None) -> None:
+        """Until what is leaving for the disk is there."""
+        with self.lock:
+            leaving = self._leaving
+        if leaving is not None:
+            wait([leaving[1]], timeout_s)
+
+    def close(self) -> None:
+        """Writes what is at rest to the disk, the latest first."""
+        with self.lock:
+            self._is_closed = True
+            idle = [each for each in self.kept if not each.is_busy]
+        self._writer.shutdown()
+        end = monotonic() + MOST_SAVING_S
+        if self._disk is None:
+            return
+        for each in sorted(idle, key=lambda each: each.idle_s):
+            if monotonic() > end:
+                _logger.warning("the disk is too slow to keep all conversations")
+                break
+            self._disk.save(each)
