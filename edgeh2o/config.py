@@ -293,7 +293,7 @@ class RuntimeConfig:
         "-c",
         "--ctx-size",
         help="positions in the cache, 0 = the model's trained length "
-        "(default: what the prompt needs, at least 4096)",
+        "(default: what the prompt needs, at least 4096 where memory has room)",
     )
     threads: int | None = option(
         None, "-t", "--threads", help="CPU threads (default: usable cores of the fastest kind)"

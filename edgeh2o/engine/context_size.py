@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import ContextLengthError
+from ..host import memory
 from ..model_config import DecoderConfig, ModelConfig
 from ..rope_config import ROPE_OF_FILE
 
@@ -18,9 +19,16 @@ OPEN_ANSWER_TOKENS = 1024
 CONTEXT_STEP = 256
 
 
+def memory_cures() -> str:
+    """What makes room for a longer context."""
+    limit = memory.binding_limit()
+    more = f"raise the limit {limit}" if limit else "free memory"
+    return f"{more}, use a smaller model or smaller -b and -ub"
+
+
 def context_limit(plan: RunPlan) -> int:
-    """Most positions of a session: those asked for, else the trained length."""
-    return plan.context_size or plan.config.context_length
+    """Most positions of a session: those asked for, else what memory holds of those trained."""
+    return plan.context_size or plan.most_context or plan.config.context_length
 
 
 def least_context(plan: RunPlan) -> int:
@@ -35,20 +43,23 @@ def choose_context(
     """Positions to allocate for a prompt and its answer.
 
     The plan's ``context_size`` is taken as it is (0 = the trained length). Without it: what both
-    need, at least ``MIN_DEFAULT_CONTEXT`` and at most the trained length. Raises
-    ContextLengthError, with a context that leaves room for the answer, when the prompt alone is
-    longer, unless it ``goes_on`` past it.
+    need, at least ``MIN_DEFAULT_CONTEXT`` and at most the trained length, or what memory holds.
+    Raises ContextLengthError, with a context that leaves room for the answer, when the prompt alone
+    is longer, unless it ``goes_on`` past it.
     """
     trained = plan.config.context_length
+    limit = context_limit(plan)
     context = least_context(plan)
     answer = OPEN_ANSWER_TOKENS if max_tokens < 0 else max_tokens
     if plan.context_size is None:
         needed = -(-(n_prompt_tokens + answer) // CONTEXT_STEP) * CONTEXT_STEP
-        context = max(context, min(trained, needed))
+        context = max(context, min(limit, needed))
     if n_prompt_tokens > context and not goes_on:
         wanted = n_prompt_tokens + answer
         cure = f"use -c {min(wanted, trained)} or more"
-        if n_prompt_tokens > trained:
+        if plan.most_context is not None:
+            cure = f"memory has no room for more: shorten it, {memory_cures()}"
+        elif n_prompt_tokens > trained:
             cure = (
                 f"shorten it, or use -c {wanted} to read it all the same, beyond the {trained} "
                 "positions that the model was trained on"

@@ -33,9 +33,10 @@ SessionSizes = Callable[[int], Mapping[str, int]]
 
 def check_load(
     plan: RunPlan, file: ModelFile, draft_session: Callable[[int], int] | None = None
-) -> None:
-    """Raises ResourceError if weights and the least context do not fit in memory.
+) -> RunPlan:
+    """The plan, with ``most_context`` where memory does not hold a short context that nobody named.
 
+    Raises ResourceError if weights and the context asked for, or any other, do not fit in memory.
     ``draft_session`` says what that of a draft model takes besides, by its context. Warns when the
     context asked for is longer than what the model was trained on.
     """
@@ -46,6 +47,10 @@ def check_load(
         estimate = _with_draft(estimate, draft_session)
     context = least_context(plan)
     sizes = host_sizes(plan.for_length(context), plan.shape(context), estimate)
+    if plan.context_size is None:
+        largest = find_largest_context(context, sizes, room)
+        if 0 < largest < context:
+            return replace(plan, most_context=largest)
     require_fit(context, sizes, room, weight_bytes=weight_bytes)
     trained = plan.config.context_length
     if (plan.context_size or 0) > trained:
@@ -55,6 +60,7 @@ def check_load(
             + ("" if plan.rope != ROPE_OF_FILE else "; --rope-scaling yarn helps"),
             stacklevel=3,
         )
+    return plan
 
 
 def start_runner(
@@ -66,12 +72,35 @@ def start_runner(
     return model.start_session(plan.attention, shape)
 
 
+def fit_context(
+    plan: RunPlan, model: LoadedModel, context: int, least: int, freed_bytes: int = 0
+) -> int:
+    """``context``, or as much of it from ``least`` on as fits once ``freed_bytes`` more are free.
+
+    Raises ResourceError where not even that does.
+    """
+    try:
+        check_start(plan, model, plan.shape(context), freed_bytes)
+    except ResourceError:
+        if least >= context:
+            raise
+        sizes = host_sizes(plan, plan.shape(context), model.estimate_session_bytes)
+        room = find_room(plan.threads) + freed_bytes
+        largest = find_largest_context(context, sizes, room)
+        if largest < least:
+            check_start(plan, model, plan.shape(least), freed_bytes)
+            return least
+        return largest
+    return context
+
+
 def check_start(
     plan: RunPlan, model: LoadedModel, shape: SessionShape, freed_bytes: int = 0
 ) -> None:
     """Raises ResourceError if a runner does not fit, once ``freed_bytes`` more are free."""
     context = shape.max_context
-    is_checked = plan.context_size is not None and context == least_context(plan)
+    is_named = plan.context_size is not None or plan.most_context is not None
+    is_checked = is_named and context == least_context(plan)
     room = find_room(plan.threads, is_checked=is_checked) + freed_bytes
     require_fit(context, host_sizes(plan, shape, model.estimate_session_bytes), room)
 
@@ -86,7 +115,10 @@ def session_sizes(plan: RunPlan, shape: SessionShape, estimate: SessionEstimate)
 
     def sizes(context: int) -> Mapping[str, int]:
         chosen = plan if context == shape.max_context else plan.for_length(context)
-        return estimate(chosen.attention, replace(shape, max_context=context))
+        batch_size = min(shape.batch_size, plan.shape(context).batch_size)
+        return estimate(
+            chosen.attention, replace(shape, max_context=context, batch_size=batch_size)
+        )
 
     return sizes
 

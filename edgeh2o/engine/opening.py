@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -21,6 +22,7 @@ from ..errors import ResourceError, UsageError
 from ..formats.model_cache import resolve_model
 from ..host import memory
 from ..rope_config import ROPE_OF_FILE, RopeConfig
+from .context_size import memory_cures
 from .memory_fit import check_load
 from .plan import OPEN_BATCH_TOKENS, RunPlan, fit_chunks
 
@@ -171,7 +173,14 @@ def load_session(
         plan = RunPlan.of(file.config, attention, prefill, runtime, **place)
         import_answering()
         draft = None if runtime.draft is None else _load_draft(runtime.draft, runtime, file, plan)
-        check_load(plan, file, None if draft is None else draft.estimate_session_bytes)
+        estimate = None if draft is None else draft.estimate_session_bytes
+        plan = check_load(plan, file, estimate)
+        if plan.most_context is not None:
+            warnings.warn(
+                f"memory has room for a context of {plan.most_context:,} positions, which prompt "
+                f"and answer share; {memory_cures()} for more",
+                stacklevel=3,
+            )
         _core.set_num_threads(plan.threads)  # of the packing; sessions have theirs
 
         def prepare() -> None:

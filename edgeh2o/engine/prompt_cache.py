@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from ..config import EVICT_WHEN_FULL, SamplingParams
-from ..errors import UsageError
+from ..errors import ResourceError, UsageError
 from ..runners.base import Runner, RunnerState, n_evicted, use_small_pages
-from .context_size import choose_context, rotate_alike
+from .context_size import choose_context, memory_cures, rotate_alike
 from .learning import may_learn
-from .memory_fit import check_start, start_runner
+from .memory_fit import fit_context, start_runner
 from .payoff import choose_reading
 from .transcript import count_common
 
@@ -44,11 +45,13 @@ class PromptCache:
     """A runner, which is reallocated only when a prompt needs more context.
 
     ``plan`` is that of prompts that begin anew, and follows what prompts teach; ``running`` is that
-    of what the runner holds.
+    of what the runner holds. One that ``takes_less`` than a context that nobody named, where memory
+    does not hold that, still has room for the prompt.
     """
 
     def __init__(self, plan: RunPlan) -> None:
         self.plan = self.running = plan
+        self.takes_less = True
         self.profile: BudgetTable | None = None  # what prompts of this process have made
         self.runner: Runner | None = None  # None before the first prompt
         self.is_open = False  # what it holds may be gone on from
@@ -108,18 +111,38 @@ class PromptCache:
     def begin_anew(self, plan: RunPlan, context: int, n_prompt: int) -> Runner:
         """A runner at position 0 for a prompt so long; what the one before held is gone.
 
-        It is still there where the next one could not fit even in its place: ResourceError.
+        With room for the prompt at least, where memory does not hold so long a ``context``. The
+        one before is still there where the next could not fit even in its place: ResourceError.
         """
-        if self.runner is not None and plan == self.running and self._holds(context):
+        least = self._least_context(context, n_prompt)
+        fitting = context
+        if self.runner is not None and not self._serves(plan, context):
+            freed = sum(self.runner.memory_bytes.values())
+            fitting = fit_context(plan, self.model, context, least, freed)
+        if self.runner is not None and self._serves(plan, fitting):
             self.runner.reset()
-        else:
-            if self.runner is not None:
-                freed = sum(self.runner.memory_bytes.values())
-                check_start(plan, self.model, plan.shape(context), freed)
-            self.runner = None  # freed before the next one is allocated
-            self.running = plan
-            self.runner = self._start_runner(plan, context, n_prompt)
+            return self.runner
+        self.runner = None  # freed before the next one is allocated
+        self.running = plan
+        fitting = fit_context(plan, self.model, context, least)
+        if fitting < context:
+            warnings.warn(
+                f"memory has room for a context of {fitting:,} positions where the prompt of "
+                f"{n_prompt:,} tokens and its answer were to have {context:,}; {memory_cures()} "
+                "for more",
+                stacklevel=2,
+            )
+        self.runner = self._start_runner(plan, fitting, n_prompt)
         return self.runner
+
+    def _serves(self, plan: RunPlan, context: int) -> bool:
+        """Whether the runner is fit for a prompt of such a plan that begins anew."""
+        return plan == self.running and self._holds(context)
+
+    def _least_context(self, context: int, n_prompt: int) -> int:
+        """Of a ``context``, what a prompt cannot do without."""
+        is_named = self.plan.context_size is not None
+        return context if is_named or not self.takes_less else min(context, max(n_prompt, 1))
 
     def _start_runner(self, plan: RunPlan, context: int, n_tokens: int) -> Runner:
         runner = start_runner(plan, self.model, context)
@@ -170,13 +193,14 @@ class PromptCache:
     def begin_at(self, start: Start, sampling: SamplingParams) -> tuple[Runner, int]:
         """A runner for the prompt and how much it holds of it, to which it is yet to be rewound.
 
-        The cache grows with its contents where it is too short. Raises ResourceError.
+        The cache grows with its contents where it is too short and memory holds both for a moment;
+        else it stays, if the prompt has room. Raises ResourceError.
         """
         if not start.n_kept:
             return self.begin_anew(start.plan, start.context, start.n_prompt), 0
         runner = self.runner
         if runner is not None and runner.max_context < start.context:
-            runner = self._grow(runner, start.n_kept, start.context)
+            runner = self._grow(runner, start)
         if runner is not None:
             return runner, start.n_kept
         goes_on = sampling.context_full == EVICT_WHEN_FULL
@@ -207,15 +231,22 @@ class PromptCache:
         is_dense = choose_reading(self.plan, self.model, context).attention.reads_all
         return self.running.attention.reads_all and not is_dense
 
-    def _grow(self, old: Runner, n_kept: int, needed: int) -> Runner | None:
-        """Moves so many tokens to a longer context; None if the attention's rule cannot be."""
-        trained = self.running.config.context_length
+    def _grow(self, old: Runner, start: Start) -> Runner | None:
+        """Moves what is kept to a longer context; None where that cannot be, by rule or memory."""
+        needed, trained = start.context, self.running.config.context_length
         # Twice as long, lest a chat moves at every turn.
         context = max(needed, min(trained, 2 * old.max_context))
         if not rotate_alike(self.running.config, context, needed):
             context = needed
-        runner = self._start_runner(self.running, context, n_kept)
-        old.rewind(n_kept)
+        try:
+            least = self._least_context(needed, start.n_prompt)
+            context = fit_context(self.running, self.model, context, least)
+        except ResourceError:
+            context = 0
+        if context <= old.max_context:
+            return old if self.takes_less and start.n_prompt <= old.max_context else None
+        runner = self._start_runner(self.running, context, start.n_kept)
+        old.rewind(start.n_kept)
         self.runner = runner if RunnerState.copy(old, runner) else None
         return self.runner
 

@@ -46,6 +46,7 @@ class Conversation:
             opened.prompts, plan, path=opened.path, seed=None, on_progress=self.report
         )
         self.session.take_weights(pool_model, opened.load_s, draft)
+        self.session.cache.takes_less = False  # others go for its room, or it waits for them
         self.is_busy = True
         self.expected_bytes = 0  # that it will hold when its request is done
         self._resting_bytes = 0

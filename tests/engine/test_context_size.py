@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pytest
 
 from edgeh2o.engine.context_size import choose_context
 from edgeh2o.errors import ContextLengthError
+from edgeh2o.host import memory
 from tests.engine.fakes import make_plan
 
 
@@ -55,3 +57,26 @@ def test_prompt_longer_than_the_context(
     copy = pickle.loads(pickle.dumps(caught.value))
     assert (copy.n_tokens, copy.limit) == (n_prompt_tokens, caught.value.limit)
     assert str(copy) == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("n_prompt_tokens", "max_tokens", "expected"),
+    [(10, 100, 1536), (1000, 100, 1536), (1500, 100, 1536), (1536, -1, 1536)],
+)
+def test_a_context_that_memory_holds(n_prompt_tokens: int, max_tokens: int, expected: int) -> None:
+    plan = replace(make_plan(), most_context=1536)
+    assert choose_context(plan, n_prompt_tokens, max_tokens) == expected
+
+
+@pytest.mark.parametrize(
+    ("limit", "cure"), [("", "free"), ("of addresses", "raise the limit of addresses,")]
+)
+def test_a_prompt_longer_than_memory_holds(
+    monkeypatch: pytest.MonkeyPatch, limit: str, cure: str
+) -> None:
+    monkeypatch.setattr(memory, "binding_limit", lambda: limit)
+    plan = replace(make_plan(), most_context=1536)
+    message = f"1537 tokens .* holds 1536; memory has no room for more: shorten it, {cure}"
+    with pytest.raises(ContextLengthError, match=message):
+        choose_context(plan, 1537, 10)
+    assert choose_context(plan, 1537, 10, goes_on=True) == 1536

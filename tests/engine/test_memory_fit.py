@@ -66,3 +66,18 @@ def test_refusal_when_no_context_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "binding_limit", str)
     with pytest.raises(ResourceError, match="no context fits: free memory"):
         _require_fit(4096)
+
+
+def test_a_context_that_nobody_named_is_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with room for 1,536 positions was refused for the 4,096 of any prompt."""
+    room = 50_000_000 + 1000 * 1600
+    monkeypatch.setattr(memory, "available_bytes", lambda: room + RESERVE_BYTES)
+    plan = make_plan(context_size=None)
+    assert check_load(plan, _file()).most_context == 1536
+    assert check_load(plan, _file(), lambda context: 500 * context).most_context == 1024
+    with pytest.raises(ResourceError, match=r"a context of 4096 positions .* no context fits"):
+        check_load(plan, _file(weight_bytes=1_500_000))
+    with pytest.raises(ResourceError, match="the largest context that fits is -c 1536"):
+        check_load(make_plan(context_size=4096), _file())
+    room += 1000 * 4096
+    assert check_load(plan, _file()) == plan
