@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeh2o import _core
+from edgeh2o.cli.environment import VARIABLES
 from edgeh2o.cli.main import build_parser
 from edgeh2o.config import CACHE_TYPES
 from edgeh2o.formats.gguf_types import TENSOR_TYPES
@@ -134,7 +135,14 @@ def _in_code(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names) + "\n"
 
 
+def write_variables() -> str:
+    """Environment variables beside those of the flags."""
+    rows = [f"| `{name}` | {_escape(meaning)} |" for name, meaning in VARIABLES.items()]
+    return "\n".join(["| variable | meaning |", "|---|---|", *rows, ""])
+
+
 WRITERS: dict[str, Callable[[], str]] = {
+    "variables": write_variables,
     "flags": write_flags,
     "models": write_models,
     "architectures": write_architectures,

@@ -15,7 +15,7 @@ from importlib import import_module
 
 from .._version import __version__
 from ..errors import EXIT_INTERRUPTED, EdgeH2OError, UsageError, is_shortage
-from .parser import Parser, name_variables
+from .parser import PREFIX, Parser, name_variables
 from .report import printable
 
 # In the order of the help; each is a module, imported where it is needed.
@@ -101,7 +101,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not words:
                 print(build_parser().format_help(), end="", file=sys.stderr)
                 return UsageError.exit_code
-            args = build_parser(words[0]).parse_args(words)
+            parser = build_parser(words[0])
+            if any(name.startswith(PREFIX) for name in os.environ):
+                from .environment import warn_of_unknown
+
+                warn_of_unknown(parser, build_parser)
+            args = parser.parse_args(words)
             if not args.is_light:
                 _require_addresses()
             code: int = args.execute(args)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+from pathlib import Path
 
 import pytest
 
+import edgeh2o
+from edgeh2o.cli.environment import OTHER_VARIABLES, VARIABLES, variables_of
 from edgeh2o.cli.main import build_parser, main
 from edgeh2o.cli.parser import Parser, environment_variable, takes_value
 from tests.tiny_models import TinyModelFactory
@@ -111,6 +115,69 @@ def test_the_rule_holds_for_every_flag_of_every_command() -> None:
             assert any(flag.startswith("--") for flag in action.option_strings)
             assert environment_variable(action).removeprefix("EDGEH2O_").isupper()
     assert "EDGEH2O_CTX_SIZE" in build_parser().format_help()
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("EDGEH2O_CTX_SIZES", "EDGEH2O_CTX_SIZE"),
+        ("EDGEH2O_TREADS", "EDGEH2O_THREADS"),
+        ("EDGEH2O_N_CTX", "EDGEH2O_CTX_SIZE"),  # by its name elsewhere
+        ("EDGEH2O_CAHCE", "EDGEH2O_CACHE"),  # no flag
+        ("EDGEH2O_PARALEL", "EDGEH2O_PARALLEL"),  # of another command
+        ("EDGEH2O_XYZZY", ""),
+    ],
+)
+def test_a_misspelt_variable_is_named(
+    tiny_model: TinyModelFactory,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    meant: str,
+) -> None:
+    """It was ignored silently."""
+    monkeypatch.setenv(name, "2")
+    assert main(["run", str(tiny_model()), "-p", "in", "-n", "1", "--quiet"]) == 0
+    hint = f" (did you mean {meant}?)" if meant else ""
+    assert capsys.readouterr().err == (
+        f"edgeh2o: warning: this variable is not known, and ignored: {name}{hint}; it stands for "
+        "no flag of any command\n"
+    )
+
+
+def test_all_misspelt_variables_take_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEH2O_TREADS", "2")
+    monkeypatch.setenv("EDGEH2O_TMEP", "2")
+    assert main(["run", MODEL, "-p", "x"]) == 1
+    warning, error = capsys.readouterr().err.splitlines()
+    assert "EDGEH2O_TMEP (did you mean EDGEH2O_TEMP?), EDGEH2O_TREADS (did you" in warning
+    assert error.startswith("edgeh2o: error: ")
+
+
+def test_known_variables_bring_no_warning(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of other commands, of no flag, of tests and builds."""
+    for name in ("EDGEH2O_PARALLEL", "EDGEH2O_CACHE", *OTHER_VARIABLES):
+        monkeypatch.setenv(name, "1")
+    assert main(["run", MODEL, "-p", "x"]) == 1
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_every_variable_of_the_sources_is_known() -> None:
+    root = Path(edgeh2o.__file__).parents[1]
+    files = [root / "setup.py", root / ".ci" / "run"]
+    for folder, kinds in {"edgeh2o": ("py",), "cpp": ("cc", "h"), "tools": ("py",)}.items():
+        files += [path for kind in kinds for path in (root / folder).rglob(f"*.{kind}")]
+    named = {
+        name.rstrip("_")
+        for path in files
+        for name in re.findall(r"\bEDGEH2O_[A-Z0-9_]*[A-Z0-9]\b", path.read_text("utf-8"))
+    }
+    assert {"EDGEH2O_CACHE", "EDGEH2O_LIBCUDA", "EDGEH2O_ISAS"} <= named
+    assert named <= variables_of(build_parser()) | VARIABLES.keys() | OTHER_VARIABLES
 
 
 def test_a_run_heeds_the_environment(
