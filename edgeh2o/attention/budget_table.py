@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from heapq import heapify, heappop, heappush
 from itertools import takewhile
@@ -197,6 +197,9 @@ class BudgetTable:
         return f'{head},\n "errors": [\n{rows}\n ]\n}}\n'
 
 
+_KEYS = {"format", *(each.name for each in fields(BudgetTable))}
+
+
 def _running_minimum(row: tuple[float, ...]) -> list[float]:
     """More keys never hurt by more than the measurement's noise."""
     result: list[float] = []
@@ -215,14 +218,35 @@ def parse_table(text: str, source: str) -> BudgetTable:
         return _read_table(data)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else error
-        raise FormatError(f"{source} is not a usable budget table: {reason}; {_CURE}") from None
+        said = f"{source} is not a usable budget table: {reason}"
+        raise FormatError(f"{said}{' ' if said.endswith(', or') else '; '}{_CURE}") from None
+
+
+def is_newer(data: Any) -> bool:
+    """Whether a later version made the values of a file: this one would drop some of them."""
+    if not isinstance(data, dict):
+        return False
+    version = data.get("format")
+    if type(version) is not int or version < TABLE_FORMAT:
+        return False
+    return version > TABLE_FORMAT or not data.keys() <= _KEYS
+
+
+def is_newer_file(path: Path) -> bool:
+    """The same of a file; false of one that cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return is_newer(json.loads(file.read(MAX_TABLE_BYTES)))
+    except (OSError, ValueError, RecursionError):
+        return False
 
 
 def _read_table(data: Any) -> BudgetTable:
     if not isinstance(data, dict):
         raise TypeError("it does not hold a JSON object")
     if data["format"] != TABLE_FORMAT:
-        raise ValueError(f"its format is {data['format']!r}, this version reads {TABLE_FORMAT}")
+        said = f"its format is {data['format']!r}, this version reads {TABLE_FORMAT}"
+        raise ValueError(f"{said}; update edgeh2o, or" if is_newer(data) else said)
     table = BudgetTable(
         model=str(data["model"]),
         fingerprint=str(data["fingerprint"]),

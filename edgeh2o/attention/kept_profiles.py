@@ -2,7 +2,8 @@
 
 A profile is the running mean of what several prompts measured, so that an odd one cannot spoil it.
 Several processes may refine one at once; where the folder cannot be written, a process keeps what
-it learns to itself. A file that cannot be used is made anew: nobody has written it by hand.
+it learns to itself. A file that cannot be used is made anew: nobody has written it by hand. One of
+a later version stays as it is, for that version.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import FormatError, ResourceError
-from .budget_table import BudgetTable, read_table, write_table
+from .budget_table import BudgetTable, is_newer_file, read_table, write_table
 
 PROFILE_SUFFIX = ".profile.json"
 # Tokens that are looked at, of prompts of at least twice as many: in a shorter one a profile would
@@ -57,11 +58,19 @@ def find_profile(fingerprint: str) -> BudgetTable | None:
     return table if table.fingerprint == fingerprint and table.prompts > 0 else None
 
 
+def is_kept_by_newer(fingerprint: str) -> bool:
+    """Whether a later version of edgeh2o has kept what prompts said of the weights."""
+    with suppress(ResourceError):
+        path = profile_path(fingerprint)
+        return bool(fingerprint) and os.path.isfile(path) and is_newer_file(path)
+    return False
+
+
 def keep_profile(measured: BudgetTable, known: BudgetTable | None = None) -> BudgetTable:
     """Refines what is kept by the errors that one prompt ``measured``; returns the result.
 
-    ``known`` is what this process knows, should nothing be kept. A folder that cannot be written is
-    no error: the result then serves this process alone.
+    ``known`` is what this process knows, should nothing be kept. A folder that cannot be written,
+    and a file of a later version, are no error: the result then serves this process alone.
     """
     if not measured.fingerprint:
         return merge_profiles(known, measured)
@@ -70,7 +79,8 @@ def keep_profile(measured: BudgetTable, known: BudgetTable | None = None) -> Bud
         with _locked(path.parent):
             known = find_profile(measured.fingerprint) or known
             merged = merge_profiles(known, measured)
-            if os.path.isfile(path) or not os.path.lexists(path):  # a pipe would be waited for
+            is_ours = os.path.isfile(path) and not is_newer_file(path)
+            if is_ours or not os.path.lexists(path):  # a pipe would be waited for
                 with suppress(ResourceError):
                     write_table(merged, path)
                     _remove_oldest(path.parent, but=path)

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any, cast
 from ..attention.budget_points import budget_of_length
 from ..attention.budget_table import BudgetTable
 from ..attention.head_budgets import PROFILE_POINTS, TOO_SHORT, UNKNOWN, keys_per_query
-from ..attention.kept_profiles import MIN_PROMPT, PROFILE_TOKENS, keep_profile
+from ..attention.kept_profiles import (
+    MIN_PROMPT,
+    PROFILE_TOKENS,
+    is_kept_by_newer,
+    keep_profile,
+)
 from ..model_config import DecoderConfig
 from .context_size import context_limit
 from .memory_fit import find_room, host_sizes, require_fit
@@ -119,14 +124,22 @@ def describe_knowledge(plan: RunPlan, model: LoadedModel, n_tokens: int, *, lear
     config = plan.config
     if isinstance(config, DecoderConfig) and any(layer.window for layer in config.layers):
         gain = "if that is faster"  # with few layers that read the whole past it may not be
-    if learns:
-        chosen = choose_reading(plan, model, n_tokens).attention.report(config).get("table")
-        if chosen == TOO_SHORT:
-            return "read dense and profiled; later prompts may be read faster by that"
-        return f"read dense and profiled; later prompts read sparse ({gain})"
-    if model.shows_attention:
+    if not model.shows_attention:
+        cure = "a table of `edgeh2o calibrate` for the same weights or --budget"
+        cure = cure if config.has_like_layers else "--budget"
+        return f"read dense; this model cannot be profiled: {cure} lets it read sparse ({gain})"
+    newer = describe_newer(model)
+    if not learns:
         cure = f"a prompt that begins with {MIN_PROMPT:,} tokens makes a profile"
-        return f"read dense; {cure}, `edgeh2o calibrate` a table ({gain})"
-    cure = "a table of `edgeh2o calibrate` for the same weights or --budget"
-    cure = cure if config.has_like_layers else "--budget"
-    return f"read dense; this model cannot be profiled: {cure} lets it read sparse ({gain})"
+        return f"read dense{newer}; {cure}, `edgeh2o calibrate` a table ({gain})"
+    later = "later prompts of this process" if newer else "later prompts"
+    chosen = choose_reading(plan, model, n_tokens).attention.report(config).get("table")
+    if chosen == TOO_SHORT:
+        return f"read dense and profiled{newer}; {later} may be read faster by that"
+    return f"read dense and profiled{newer}; {later} read sparse ({gain})"
+
+
+def describe_newer(model: LoadedModel) -> str:
+    """That what is kept of the model is a later version's, which this one does not write over."""
+    is_newer = is_kept_by_newer(model.config.fingerprint)
+    return " (the kept profile is of a newer edgeh2o, and stays)" if is_newer else ""

@@ -18,7 +18,7 @@ from ..runners.base import Runner, RunnerState, n_evicted
 from .access import ExclusiveAccess, GenerationStream
 from .context_size import choose_context
 from .generate import Generation
-from .learning import Learner, describe_knowledge, may_learn, measure_profile
+from .learning import Learner, describe_knowledge, describe_newer, may_learn, measure_profile
 from .prompt_cache import PromptCache, Start
 from .request_checks import check_request
 from .saved_plan import fingerprint_of, plan_as_saved
@@ -231,7 +231,7 @@ class Session:
         generation.describe_run(**self.cache.running.report())
         if chooses:
             note = f"the first {runner.position:,} tokens read dense and profiled"
-            generation.describe_run(note=note)
+            generation.describe_run(note=note + describe_newer(self.model))
 
     def profile(self, token_ids: NDArray[np.int32], *, is_kept: bool = False) -> bool:
         """Makes a profile of ``token_ids`` [n], if the model lacks one and n suffices.

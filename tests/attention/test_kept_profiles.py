@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -18,6 +19,7 @@ from edgeh2o.attention.kept_profiles import (
     PARTS,
     PROFILE_SUFFIX,
     find_profile,
+    is_kept_by_newer,
     keep_profile,
     merge_profiles,
     profile_path,
@@ -115,6 +117,32 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path, name: s
     os.mkfifo(tmp_path / name)
     assert find_profile("f" * 32) is None
     assert keep_profile(measured((1.0, 0.5))).prompts == 1
+
+
+@pytest.mark.parametrize("change", [{"format": 2}, {"format": 3, "model": 1}, {"of_later": []}])
+def test_what_a_later_version_keeps_stays(change: dict[str, object]) -> None:
+    """It was written over, and what it had learnt was lost for the later version."""
+    keep_profile(measured((1.0, 0.5), (0.3, 0.1)))
+    path = profile_path("f" * 32)
+    text = json.dumps(json.loads(path.read_text()) | change)
+    path.write_text(text)
+    assert is_kept_by_newer("f" * 32)
+    known = 1 if find_profile("f" * 32) else 0  # what it added may be left out
+    assert known == ("format" not in change)
+    assert keep_profile(measured((1.0, 0.5), (0.3, 0.1))).prompts == known + 1
+    assert path.read_text() == text
+    assert not is_kept_by_newer("e" * 32) and not is_kept_by_newer("")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "2"}', '{"format": 0}', "\xff"])
+def test_what_nobody_can_use_is_made_anew(text: str) -> None:
+    path = profile_path("f" * 32)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode("latin-1"))
+    assert not is_kept_by_newer("f" * 32)
+    keep_profile(measured((1.0, 0.5), (0.3, 0.1)))
+    found = find_profile("f" * 32)
+    assert found is not None and found.prompts == 1
 
 
 def test_the_folder_holds_so_many(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,6 +88,25 @@ def test_where_the_rest_cannot_follow_the_first_prompt_is_dense(path: Path) -> N
         assert "profiled; later prompts read sparse (1.2x fewer pairs at 3,000" in stats.note
         assert f"attention    {stats.note}" in stats.format_table()
         assert table_of(llm, prompt) == "profile (1 prompt)"
+
+
+def test_a_profile_of_a_later_version_stays(path: Path) -> None:
+    """And statistics say so: what is learnt serves this process alone."""
+    with load(path) as llm:
+        prompt = random_prompt(llm, 3000)
+        llm.generate(prompt, ONE_TOKEN)
+    (kept,) = profile_path("x").parent.glob("*.profile.json")
+    text = json.dumps(json.loads(kept.read_text()) | {"format": 2})
+    kept.write_text(text)
+    newer = "(the kept profile is of a newer edgeh2o, and stays)"
+    with load(path) as llm:
+        stats = llm.generate(prompt, ONE_TOKEN).stats
+        assert stats.note == f"the first 1,024 tokens read dense and profiled {newer}"
+        assert table_of(llm, prompt) == "profile (1 prompt)"
+    assert kept.read_text() == text
+    with load(path, HeadwiseConfig(max_past=2048)) as llm:
+        stats = llm.generate(prompt, ONE_TOKEN).stats
+        assert f"profiled {newer}; later prompts of this process read sparse" in stats.note
 
 
 def test_no_gain_is_promised_where_few_layers_read_the_whole_past(
