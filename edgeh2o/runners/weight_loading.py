@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Protocol
 
 from .. import _core
@@ -42,6 +42,8 @@ class WeightLoading:
         self._readers, self._n_bytes = readers, n_bytes
         self._is_left = False
         self._error: BaseException | None = None
+        # Waited for instead of the thread, which an interrupted join() takes for ended (3.12).
+        self._is_over = Event()
         self._thread = Thread(target=self._run, name="edgeh2o-load")
 
     @property
@@ -57,6 +59,7 @@ class WeightLoading:
         self._is_left = True
         for _, reader in self._readers:
             reader.cancel()
+        self._is_over.wait()
         self._thread.join()
 
     def wait(self, on_bytes: OnBytes | None = None) -> None:
@@ -68,8 +71,7 @@ class WeightLoading:
         for _, reader in self._readers:
             reader.take_all_threads()
         reported = 0
-        while self._thread.is_alive():
-            self._thread.join(None if on_bytes is None else REPORT_INTERVAL_S)
+        while not self._is_over.wait(None if on_bytes is None else REPORT_INTERVAL_S):
             if on_bytes is not None and (done := self.n_bytes_done) > reported:
                 on_bytes(done, self._n_bytes)
                 reported = done
@@ -91,6 +93,8 @@ class WeightLoading:
                     raise unreadable(path, error) from None
         except BaseException as error:  # for the thread that waits
             self._error = error
+        finally:
+            self._is_over.set()
 
 
 def readers_of(

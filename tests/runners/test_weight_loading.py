@@ -1,9 +1,11 @@
 """Weights are packed on a thread of their own: its errors, and errors elsewhere meanwhile."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -88,6 +90,46 @@ def test_what_stops_the_tokenizer_stops_the_thread(
     with NativeModelFile(path) as file, pytest.raises(type(error)):
         file.load()
     assert not _loading_threads()
+
+
+@pytest.mark.parametrize("on_bytes", [None, lambda done, total: None])
+def test_an_interrupted_wait_leaves_no_reader_at_work(
+    path: Path, monkeypatch: pytest.MonkeyPatch, on_bytes: Callable[[int, int], None] | None
+) -> None:
+    """One that goes on reads from a file that was closed, and aborts a program that ends."""
+    is_waited_for, is_cancelled = threading.Event(), threading.Event()
+    ended: list[bool] = []
+
+    class Slow:
+        n_bytes_done = 0
+
+        def __init__(self, *_: object) -> None: ...
+
+        def run(self) -> None:
+            assert is_waited_for.wait(60)
+            while not is_cancelled.wait(0.05):  # some come before the wait has begun
+                os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(0.2)  # the tensor at hand
+            ended.append(True)
+
+        def take_all_threads(self) -> None:
+            is_waited_for.set()
+
+        def cancel(self) -> None:
+            is_cancelled.set()
+
+    def interrupt(*_: object) -> None:
+        if not is_cancelled.is_set():
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    monkeypatch.setattr(_core, "WeightReader", Slow)
+    try:
+        with NativeModelFile(path) as file, pytest.raises(KeyboardInterrupt):
+            file.load(on_bytes=on_bytes)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert ended
 
 
 def test_weights_are_begun_before_what_takes_long_to_import(path: Path) -> None:
