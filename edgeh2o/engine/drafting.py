@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..model_config import ModelConfig
-    from ._sampler import Sampler
+    from .drawing import TokenDrawer
 
 
 def why_single_tokens(config: ModelConfig, device: str) -> str:
@@ -44,8 +44,8 @@ class Drafter(Protocol):
     def counts(self) -> dict[str, Any]:
         """By field of ``GenerationStats``, what it has to add."""
 
-    def draw_like(self, sampler: Sampler) -> None:
-        """``sampler`` draws the answer's tokens."""
+    def draw_like(self, drawer: TokenDrawer) -> None:
+        """``drawer`` draws the answer's tokens."""
 
     def begin_again(self, tokens: NDArray[np.int32]) -> None:
         """The text is ``tokens`` [n] now."""

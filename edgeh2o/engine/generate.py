@@ -18,6 +18,7 @@ from ..errors import EdgeH2OError
 from ..host import memory
 from ..runners.base import attention_error, free_positions, mark_where_due, plan_calls
 from ._sampler import Sampler
+from .drawing import TokenDrawer
 from .full_context import cut_call, make_room, prepare_full_context, shift_context
 from .logits import with_penalties
 from .results import FinishReason, GenerationResult
@@ -158,12 +159,12 @@ class Generation:
             if self._sampling.max_tokens == 0:
                 self.finish_reason = "length"
                 return
-            sampler = self._make_sampler()
+            drawer = TokenDrawer(self._make_sampler(), self._processor, self._grammar)
             decode = self.runner.decode
             if self.speculation is not None:
-                self.speculation.draw_like(sampler)
+                self.speculation.draw_like(drawer)
                 decode = self.speculation.advance
-            token = self._next_token(sampler, logits)
+            token = self._next_token(drawer, logits)
             first_token_at = time.perf_counter()
             self.ttft_s = first_token_at - self._started_at
             while True:
@@ -173,7 +174,7 @@ class Generation:
                 if free_positions(self.runner) == 0:
                     self._go_past_context()
                 logits = decode(token.token_id)
-                token = self._next_token(sampler, logits, first_token_at)
+                token = self._next_token(drawer, logits, first_token_at)
         except KeyboardInterrupt:
             self.finish_reason = "interrupted"
             raise
@@ -273,24 +274,18 @@ class Generation:
         return sampler
 
     def _next_token(
-        self, sampler: Sampler, logits: NDArray[np.float32], first_token_at: float | None = None
+        self, drawer: TokenDrawer, logits: NDArray[np.float32], first_token_at: float | None = None
     ) -> GenerationChunk:
         """Draws a token, its text, and whether it is the last one."""
-        choice = logits if self._processor is None else self._processor.process(logits)
         try:
-            draw = sampler.sample if self._grammar is None else partial(self._grammar.draw, sampler)
-            token_id = draw(choice)
+            token_id = drawer.draw(drawer.process(logits))
         except EdgeH2OError:  # of the grammar
             raise
         except ValueError as error:
             raise EdgeH2OError(
                 f"no token can be drawn: {error}; the model file may be damaged"
             ) from None
-        sampler.accept(token_id)
-        if self._processor is not None:
-            self._processor.accept(token_id)
-        if self._grammar is not None:
-            self._grammar.accept(token_id)
+        drawer.accept(token_id)
         self.token_ids.append(token_id)
         self.n_said += 1
         text = ""

@@ -198,7 +198,7 @@ class GrammarState:
     """How far an answer has got in its form, and which tokens may come next."""
 
     def __init__(self, matcher: Any, tokenizer: Tokenizer) -> None:
-        self._matcher = matcher
+        self._matcher, self._tokenizer = matcher, tokenizer
         self._ending, self._n_tokens = frozenset(tokenizer.eog_ids), tokenizer.vocab_size
 
     def draw(self, sampler: Sampler, logits: NDArray[np.float32]) -> int:
@@ -237,6 +237,10 @@ class GrammarState:
         """``token_id`` was drawn."""
         self._matcher.consume_token(token_id)
         self._require_good()
+
+    def ahead(self) -> GrammarState:
+        """One that goes on from here; this one stays as it is."""
+        return GrammarState(self._matcher.deep_copy(), self._tokenizer)
 
     @property
     def is_complete(self) -> bool:

@@ -23,6 +23,9 @@ class LogitsProcessor(Protocol):
     def accept(self, token_id: int) -> None:
         """``token_id`` was drawn."""
 
+    def ahead(self, vocab_size: int) -> LogitsProcessor:
+        """One that goes on from here with logits of ``vocab_size``; this one stays as it is."""
+
 
 class ProcessorChain:
     """Processors one after the other."""
@@ -38,6 +41,9 @@ class ProcessorChain:
     def accept(self, token_id: int) -> None:
         for processor in self._processors:
             processor.accept(token_id)
+
+    def ahead(self, vocab_size: int) -> ProcessorChain:
+        return ProcessorChain([each.ahead(vocab_size) for each in self._processors])
 
 
 class Penalties:
@@ -63,6 +69,12 @@ class Penalties:
 
     def accept(self, token_id: int) -> None:
         self._counts[token_id] += 1
+
+    def ahead(self, vocab_size: int) -> Penalties:
+        bias = {i: value for i, value in self._bias.items() if i < vocab_size}
+        twin = Penalties(bias, presence=self._presence, frequency=self._frequency)
+        twin._counts.update({i: n for i, n in self._counts.items() if i < vocab_size})
+        return twin
 
 
 def with_penalties(
@@ -102,3 +114,7 @@ class TopLogProbabilities:
 
     def accept(self, token_id: int) -> None:
         """Nothing depends on it."""
+
+    def ahead(self, vocab_size: int) -> ProcessorChain:
+        """Nothing: what may be drawn is not noted."""
+        return ProcessorChain([])

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ._sampler import Sampler
+    from .drawing import TokenDrawer
 
 # Tokens of a prompt from which on "auto" looks up: shorter ones hold little to repeat.
 MIN_PROMPT_TOKENS = 256
@@ -118,7 +118,7 @@ class PromptLookup:
     def counts(self) -> dict[str, Any]:
         return {}
 
-    def draw_like(self, sampler: Sampler) -> None:
+    def draw_like(self, drawer: TokenDrawer) -> None:
         """Guesses are what the text says, whatever is drawn."""
 
     def begin_again(self, tokens: NDArray[np.int32]) -> None:

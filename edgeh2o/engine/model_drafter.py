@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..errors import EdgeH2OError
 from ..runners.base import mark_where_due, plan_calls
 from .drafting import CallCosts, Chances, Credit
 from .transcript import count_common
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..runners.base import BatchRunner
-    from ._sampler import Sampler
     from .draft_model import DraftSource
+    from .drawing import TokenDrawer
 
 
 class DraftSteps:
@@ -141,8 +142,8 @@ class ModelDrafter:
         self._costs = costs
         self._always = length
         self._steps = DraftSteps(costs, step_cost)
-        self._sampler: Sampler | None = None
-        self._twin: Sampler | None = None
+        self._drawer: TokenDrawer | None = None
+        self._twin: TokenDrawer | None = None
         self._n_drafted = self._n_accepted = 0
         self._seconds = 0.0
         self._can_read = True  # all tokens are of the vocabulary
@@ -166,16 +167,16 @@ class ModelDrafter:
             "draft_s": self._seconds,
         }
 
-    def draw_like(self, sampler: Sampler) -> None:
+    def draw_like(self, drawer: TokenDrawer) -> None:
         # Where the vocabularies have different paddings nobody draws the tokens of one alone.
-        self._sampler = sampler
-        self._twin = sampler.twin(min(self._vocab_size, sampler.vocab_size))
+        self._drawer = drawer
+        self._twin = drawer.twin(min(self._vocab_size, drawer.vocab_size))
 
-    def _follow(self) -> Sampler:
-        """What draws the next tokens as the text's sampler will."""
-        if self._sampler is None or self._twin is None:
+    def _follow(self) -> TokenDrawer:
+        """What draws the next tokens as those of the text will be."""
+        if self._drawer is None or self._twin is None:
             raise RuntimeError("draw_like() comes before the first draft")
-        self._twin.follow(self._sampler)
+        self._twin.follow(self._drawer)
         return self._twin
 
     def push(self, token: int) -> None:
@@ -283,13 +284,16 @@ class ModelDrafter:
         chance = 1.0
         twin = self._follow()
         while True:
-            logits = logits[: twin.vocab_size]
+            choice = twin.process(logits[: twin.vocab_size])
             try:
-                token = twin.sample(logits)
+                token = twin.draw(choice)
+                twin.accept(token)
+            except EdgeH2OError:  # of the grammar: its text is over, or too costly to follow
+                return draft
             except ValueError:  # logits that are no numbers: nothing can be drawn from them
                 self._can_read = False
                 return draft
-            kind = steps.class_of(_probability(logits, token))
+            kind = steps.class_of(_probability(choice, token))
             self._guesses.append((token, kind))
             chance *= steps.chance(kind)
             if not (is_free or steps.pays_to_check(chance)):
@@ -298,7 +302,6 @@ class ModelDrafter:
             if len(draft) == most or not (is_free or steps.pays_to_go_on(chance)):
                 return draft
             begun_at = time.perf_counter()
-            twin.accept(token)
             logits = self._runner.decode(token)
             self._ahead.append(token)
             steps.measure_step(time.perf_counter() - begun_at)

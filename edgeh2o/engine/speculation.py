@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..runners.base import BatchRunner, Runner
-    from ._sampler import Sampler
     from .draft_model import DraftSource
+    from .drawing import TokenDrawer
 
 
 class SpeculativeDecoder:
@@ -61,10 +61,10 @@ class SpeculativeDecoder:
             counts |= drafter.counts()
         return counts
 
-    def draw_like(self, sampler: Sampler) -> None:
-        """``sampler`` draws the tokens."""
+    def draw_like(self, drawer: TokenDrawer) -> None:
+        """``drawer`` draws the tokens."""
         for drafter in self._drafters:
-            drafter.draw_like(sampler)
+            drafter.draw_like(drawer)
 
     def begin_again(self, tokens: NDArray[np.int32]) -> None:
         """The runner holds ``tokens`` [n] now, and no draft is left."""

@@ -16,7 +16,7 @@ SAMPLINGS = [
     {"temperature": 0.7, "repeat_penalty": 1.1, "repeat_last_n": 20},
     {"temperature": 1.5, "top_p": 0.5},
 ]
-# Which a draft model does not know: it drafts other tokens sometimes.
+# By what changes the logits before the sampler sees them.
 PENALISED = [
     {"temperature": 0.0, "presence_penalty": 0.2, "frequency_penalty": 0.1},
     {"temperature": 0.7, "presence_penalty": -0.5, "logit_bias": {5: 1.0, 9: -100}},

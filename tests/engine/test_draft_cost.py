@@ -11,6 +11,7 @@ import pytest
 
 from edgeh2o.engine._sampler import Sampler
 from edgeh2o.engine.drafting import CallCosts, Credit
+from edgeh2o.engine.drawing import TokenDrawer
 from edgeh2o.engine.model_drafter import DraftSteps, ModelDrafter
 from edgeh2o.engine.speculation import SpeculativeDecoder
 from tests.engine.drafted import SAMPLINGS, TogetherRunner
@@ -122,7 +123,7 @@ def test_a_shared_call_pauses_the_drafts() -> None:
     costs = CallCosts()
     drafter = ModelDrafter(_Draft(draft_runner), np.array([1, 2]), costs, None)  # type: ignore[arg-type]
     decoder = SpeculativeDecoder(runner, 90, [drafter], costs)
-    decoder.draw_like(Sampler(64, temperature=0.0))
+    decoder.draw_like(TokenDrawer(Sampler(64, temperature=0.0)))
     for _ in range(3):
         decoder.advance(5)
     assert draft_runner.calls

@@ -14,6 +14,7 @@ import pytest
 
 from edgeh2o.config import PrefillConfig, RuntimeConfig, SamplingParams
 from edgeh2o.engine.draft_model import check_draft, check_kind
+from edgeh2o.engine.grammar import Grammar
 from edgeh2o.engine.model_drafter import ModelDrafter
 from edgeh2o.errors import ResourceError, UsageError
 from edgeh2o.llm import LLM
@@ -72,7 +73,7 @@ def _compare(llm: LLM, prompt: list[int], sampling: SamplingParams, **options: A
     return stats
 
 
-@pytest.mark.parametrize("options", SAMPLINGS)
+@pytest.mark.parametrize("options", SAMPLINGS + PENALISED)
 @pytest.mark.parametrize("draft_tokens", ["auto", "1", "5", "15"])
 def test_a_model_drafts_for_itself(
     same: LLM, prompt: list[int], draft_tokens: str, options: dict[str, Any]
@@ -90,6 +91,28 @@ def test_a_model_drafts_for_itself(
             assert stats.decode_calls == -(-48 // (1 + int(draft_tokens)))
     if draft_tokens != "auto":
         assert n_accepted == n_drafted > 0
+
+
+FORMS = [
+    Grammar("lark", "start: /[a-e]{30}/ /[f-k]{30,40}/"),
+    Grammar.of_schema({"type": "array", "items": {"enum": ["a", "tin", 12]}, "minItems": 8}),
+]
+
+
+@pytest.mark.parametrize("options", SAMPLINGS + PENALISED)
+@pytest.mark.parametrize("form", FORMS, ids=["lark", "schema"])
+def test_a_draft_has_the_form_of_the_answer(
+    same: LLM, prompt: list[int], form: Grammar, options: dict[str, Any]
+) -> None:
+    pytest.importorskip("llguidance")
+    for seed in range(3):
+        sampling = SamplingParams(
+            **options, seed=seed, max_tokens=40, schema=form, draft_tokens="5"
+        )
+        stats = _compare(same, prompt, sampling)
+        assert stats.drafted_tokens > 10
+        # What is drafted behind the end is not looked at.
+        assert stats.accepted_tokens >= stats.drafted_tokens - 5
 
 
 @pytest.mark.parametrize("options", SAMPLINGS + PENALISED)
