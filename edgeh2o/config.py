@@ -193,7 +193,7 @@ class SamplingParams:
     def _read_length(self, name: str) -> str:
         """A number of tokens to draft, or a word for it."""
         value = getattr(self, name)
-        text = str(value) if isinstance(value, (str, int)) else ""
+        text = str(value) if isinstance(value, str) or is_int(value) else ""
         is_number = text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_LOOKUP
         if not is_number and text not in (AUTO_LOOKUP, LOOKUP_OFF):
             raise UsageError(

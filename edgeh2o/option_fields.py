@@ -61,7 +61,10 @@ def check_flag(owner: Any, name: str) -> None:
 
 
 def check_int(owner: Any, name: str, low: int, high: int = MAX_CONTEXT, cure: str = "") -> None:
-    """Raises UsageError unless the field ``name`` is an integer from ``low`` to ``high``."""
+    """Raises UsageError unless the field ``name`` is an integer from ``low`` to ``high``.
+
+    It is one of Python's afterwards: those of NumPy are not JSON, as statistics and session files.
+    """
     value = getattr(owner, name)
     if not is_int(value) or not low <= value <= high:
         hint = f"; {cure}" if cure else ""
@@ -69,13 +72,18 @@ def check_int(owner: Any, name: str, low: int, high: int = MAX_CONTEXT, cure: st
         is_open = high == MAX_CONTEXT and not (is_int(value) and value > high)
         allowed = f">= {low}" if is_open else f"from {low} to {high}"
         raise UsageError(f"{label(owner, name)} must be an integer {allowed}, got {value!r}{hint}")
+    object.__setattr__(owner, name, int(value))
 
 
 def check_real(
     owner: Any, name: str, allowed: str, is_allowed: Callable[[float], bool], cure: str
 ) -> None:
-    """Raises UsageError unless the field ``name`` is a finite number that ``is_allowed``."""
+    """Raises UsageError unless the field ``name`` is a finite number that ``is_allowed``.
+
+    It is one of Python's afterwards, as by ``check_int``.
+    """
     value = getattr(owner, name)
     is_real = isinstance(value, Real) and not isinstance(value, bool)
     if not is_real or not math.isfinite(value) or not is_allowed(value):
         raise UsageError(f"{label(owner, name)} must be {allowed}, got {value!r}; {cure}")
+    object.__setattr__(owner, name, int(value) if is_int(value) else float(value))

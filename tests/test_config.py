@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeh2o import RuvllmConfig
+from edgeh2o import H2OConfig, HeadwiseConfig, RuvllmConfig
 from edgeh2o.config import PrefillConfig, RuntimeConfig, SamplingParams
 from edgeh2o.errors import UsageError
 from edgeh2o.rope_config import RopeConfig
@@ -121,6 +121,29 @@ def test_bad_values_are_refused(config: type[Any], values: dict[str, Any], messa
 def test_values_at_the_limits_are_taken(config: type[Any], values: dict[str, Any]) -> None:
     made = config(**values)
     assert {name: getattr(made, name) for name in values} == values
+
+
+@pytest.mark.parametrize(
+    ("config", "values"),
+    [
+        (SamplingParams, {"max_tokens": np.int64(3), "seed": np.uint64(2**64 - 1)}),
+        (SamplingParams, {"temperature": np.float32(0.5), "top_k": np.int16(5), "min_p": 0}),
+        (SamplingParams, {"lookup": np.int64(5), "draft_tokens": np.int8(2)}),
+        (PrefillConfig, {"batch_size": np.int64(64), "chunk_size": np.int32(32)}),
+        (PrefillConfig, {"max_error": np.float32(2)}),
+        (RuntimeConfig, {"context_size": np.int64(512), "threads": np.int8(1)}),
+        (HeadwiseConfig, {"budget": np.int64(640), "decay": np.float32(0.5)}),
+        (H2OConfig, {"local": np.int64(8), "heavy": np.int64(8), "decay": np.float16(0.5)}),
+        (RopeConfig, {"freq_base": np.float32(5e5), "original_context": np.int64(4096)}),
+    ],
+)
+def test_numbers_of_numpy_become_those_of_python(config: type[Any], values: dict[str, Any]) -> None:
+    """Statistics and session files are JSON, which has no others."""
+    settings = config(**values)
+    found = {name: getattr(settings, name) for name in values}
+    assert all(type(value) in (int, float, str) for value in found.values())
+    plain = {n: v.item() if isinstance(v, np.generic) else v for n, v in values.items()}
+    assert settings == config(**plain)
 
 
 def test_stop_may_be_one_text_or_a_list() -> None:
