@@ -22,6 +22,7 @@ with instrumented_imports():
     from edgeh2o.errors import EdgeH2OError
     from edgeh2o.serving.api_error import as_api_error
     from edgeh2o.serving.fields import parse_body
+    from edgeh2o.serving.infill import read_infill_request
     from edgeh2o.serving.requests import read_chat_request, read_text_request
     from edgeh2o.serving.segments import AnswerParser
     from edgeh2o.serving.tools import describe_tools, grammar_of_call, write_calls_as_text
@@ -30,7 +31,7 @@ with instrumented_imports():
 
 from tests.tokenizer.vocabularies import make_metadata
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, INFILL = "/v1/chat/completions", "/v1/completions", "/infill"
 TEMPLATE = (
     "{% for m in messages %}<|user|>{{ m.role }}\n{{ m.content }}"
     "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}"
@@ -86,6 +87,8 @@ def make_seeds() -> Iterator[bytes]:
     yield _write(CHAT, {"messages": turns, "stream_options": {"include_usage": True}})
     yield _write(TEXT, {"prompt": "the hen", "logprobs": 2, "max_tokens": 3})
     yield _write(TEXT, {"prompt": [1, 2, 3], "echo": False, "n": 1})
+    code = {"input_prefix": "the ", "input_suffix": "\n", "prompt": "he", "id_slot": 1}
+    yield _write(INFILL, code | {"input_extra": [{"filename": "a", "text": "<|begin|>"}]})
 
 
 def _write(path: str, body: dict[str, Any]) -> bytes:
@@ -96,14 +99,19 @@ class RequestTarget:
     """Reads a body as the server does; the grammars are those of a small vocabulary."""
 
     def __init__(self) -> None:
-        self._tokenizer = build_tokenizer(make_metadata())
+        markers = dict.fromkeys(("fim_pre", "fim_suf", "fim_mid", "fim_rep", "fim_sep"), 1)
+        named = {f"{name}_token_id": i for name, i in markers.items()}
+        self._tokenizer = build_tokenizer(make_metadata(**named))
         self._template = ChatTemplate(TEMPLATE, self._tokenizer)
         self._grammars = compiler_of(self._tokenizer, self._tokenizer.vocab_size)
 
     def __call__(self, content: bytes) -> None:
         path, _, body = content.partition(b"\n")
         try:
-            self._read(body, is_chat=path != TEXT.encode())
+            if path == INFILL.encode():
+                read_infill_request(parse_body(body), self._tokenizer, SamplingParams())
+            else:
+                self._read(body, is_chat=path != TEXT.encode())
         except EdgeH2OError as error:
             told = as_api_error(error)
             assert 400 <= told.status < 500, told

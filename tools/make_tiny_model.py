@@ -47,7 +47,7 @@ def write_tiny_model(
     path = Path(path)
     writer = GGUFWriter(path, model.architecture)
     add_metadata(writer, model)
-    add_tokenizer(writer, model.vocab_size)
+    add_tokenizer(writer, model.vocab_size, has_markers=model.has_markers)
     tensors = random_tensors(model)
     if edit is not None:
         edit(tensors)

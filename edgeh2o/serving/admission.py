@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -33,10 +33,21 @@ class Place:
     number: int
     n_request: int = -1
     ticket: Ticket | None = None
+    is_taken: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """A request that waits for any place, or for that of a number."""
+
+    wanted: int | None
+    given: asyncio.Future[Place]
 
 
 class Admission:
     """First come, first served: ``parallel`` at work, up to ``max_queue`` waiting.
+
+    One that is to have a certain place waits for that alone, and holds up nobody who is not.
 
     One address may have half of the queue and of the places at most, where there are several; that
     of the machine itself, which may be a proxy, all.
@@ -47,26 +58,34 @@ class Admission:
     ) -> None:
         self._engine, self._metrics = engine, metrics
         self.places = tuple(Place(number) for number in range(parallel))
-        self._free = asyncio.Semaphore(parallel)
+        self._waiting: deque[_Waiting] = deque()
         self._n_admitted = 0
         self._max_queue = max_queue
         self._most_of_one = max(parallel, (parallel + max_queue) // 2)
-        self._n_waiting = 0
         self._clients: Counter[str] = Counter()
         self._tickets: set[Ticket] = set()
         self._threads = ThreadPoolExecutor(parallel, thread_name_prefix="edgeh2o-answer")
         self.is_closing = False
 
     @asynccontextmanager
-    async def admit(self, client: str) -> AsyncIterator[Ticket]:
-        """Waits for a place. Raises ApiError where too many wait already."""
+    async def admit(self, client: str, wanted: int | None = None) -> AsyncIterator[Ticket]:
+        """Waits for a place, that of the number ``wanted`` if there is one.
+
+        Raises ApiError where too many wait already, and for a place that there is not.
+        """
         if self.is_closing:
             raise ApiError("the server is shutting down", status=503, kind="server_error")
-        is_full = self._free.locked() and self._n_waiting >= self._max_queue
+        if wanted is not None and wanted >= len(self.places):
+            raise ApiError(
+                f"'id_slot' must be -1, for any, or one of the {len(self.places)} slots from 0 on "
+                f"(--parallel), got {wanted}",
+                param="id_slot",
+            )
+        is_full = self._find(wanted) is None and len(self._waiting) >= self._max_queue
         is_greedy = client not in _OWN_ADDRESSES and self._clients[client] >= self._most_of_one
         if is_full or is_greedy:
             raise ApiError(
-                f"too many requests wait already ({self._n_waiting}); try again later",
+                f"too many requests wait already ({len(self._waiting)}); try again later",
                 status=429,
                 kind="rate_limit_error",
                 code="rate_limit_exceeded",
@@ -75,28 +94,57 @@ class Admission:
         ticket = Ticket()
         self._tickets.add(ticket)
         try:
-            self._n_waiting += 1
             self._metrics.waiting.inc()
             try:
-                await self._free.acquire()
+                place = await self._take(wanted)
             finally:
-                self._n_waiting -= 1
                 self._metrics.waiting.dec()
             self._metrics.running.inc()
-            place = next(each for each in self.places if each.ticket is None)
             place.ticket, place.n_request = ticket, self._n_admitted
+            ticket.place = place.number
             self._n_admitted += 1
             try:
                 yield ticket
             finally:
-                place.ticket = None
                 self._metrics.running.dec()
-                self._free.release()
+                self._leave(place)
         finally:
             self._tickets.discard(ticket)
             self._clients[client] -= 1
             if not self._clients[client]:
                 del self._clients[client]
+
+    def _find(self, wanted: int | None) -> Place | None:
+        """A free place, that of the number if one is given."""
+        fit = (each for each in self.places if wanted in (None, each.number))
+        return next((each for each in fit if not each.is_taken), None)
+
+    async def _take(self, wanted: int | None) -> Place:
+        """A place, once it is free: whoever waits for any waits only where none is."""
+        place = self._find(wanted)
+        if place is not None:
+            place.is_taken = True
+            return place
+        waiting = _Waiting(wanted, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        try:
+            return await waiting.given
+        except asyncio.CancelledError:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+            else:  # it was given one at the same time
+                self._leave(waiting.given.result())
+            raise
+
+    def _leave(self, place: Place) -> None:
+        """Gives a place to the first who waits for it."""
+        place.ticket = None
+        fit = (each for each in self._waiting if each.wanted in (None, place.number))
+        waiting = next((each for each in fit if not each.given.done()), None)  # not one given up
+        place.is_taken = waiting is not None
+        if waiting is not None:
+            self._waiting.remove(waiting)
+            waiting.given.set_result(place)
 
     async def answer(
         self, request: GenerationRequest, ticket: Ticket

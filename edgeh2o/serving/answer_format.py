@@ -14,10 +14,12 @@ Chunk = dict[str, Any]
 class AnswerFormat(ABC):
     """One answer, said whole or as the chunks of a stream.
 
-    ``is_done_said``: whether ``[DONE]`` ends the stream.
+    ``is_done_said``: whether ``[DONE]`` ends the stream. ``place`` is where it is answered, once
+    that is known.
     """
 
     is_done_said = True
+    place = -1
 
     def begin(self) -> Iterator[Chunk]:
         """The first chunks of a stream."""

@@ -85,6 +85,7 @@ class Ticket:
     """A request's right to go on; any thread may take it back."""
 
     def __init__(self) -> None:
+        self.place = -1  # at which it is answered
         self.n_generated = 0  # so far
         self.most_tokens = -1  # of the answer; -1: as many as there are
         self._lock = Lock()

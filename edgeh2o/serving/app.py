@@ -34,6 +34,7 @@ from .http_body import (
     refuse_path,
     require_one_length,
 )
+from .infill import read_infill_request
 from .llama_server import CompletionFormat, describe_place, describe_server
 from .metrics import CONTENT_TYPE, Metrics
 from .openai_format import ChatFormat, TextFormat
@@ -102,6 +103,7 @@ class _Server:
             Route("/chat/completions", self._guard(self._chat), methods=post),
             Route("/completion", self._guard(self._complete_bare), methods=post),
             Route("/completions", self._guard(self._complete_bare), methods=post),
+            Route("/infill", self._guard(self._infill), methods=post),
             Route("/apply-template", self._guard(self._apply_template), methods=post),
             Route("/slots", self._guard(self._slots), methods=get),
         ]
@@ -278,11 +280,22 @@ class _Server:
     async def _complete_bare(self, request: Request) -> Response:
         fields = await read_body(request)
         wanted = read_completion_request(fields, self._settings.sampling)
-        returns_tokens = fields.flag("return_tokens")
-        del fields
+        return await self._respond_bare(request, fields.flag("return_tokens"), wanted)
+
+    async def _respond_bare(
+        self, request: Request, returns_tokens: bool, wanted: GenerationRequest
+    ) -> Response:
         name = self._settings.model_name
         form = CompletionFormat(name, wanted, returns_tokens=returns_tokens)
         return await self._respond(request, wanted, form)
+
+    async def _infill(self, request: Request) -> Response:
+        fields = await read_body(request)
+        # Its texts become tokens.
+        wanted = await asyncio.to_thread(
+            read_infill_request, fields, self._engine.tokenizer, self._settings.sampling
+        )
+        return await self._respond_bare(request, fields.flag("return_tokens"), wanted)
 
     async def _apply_template(self, request: Request) -> Response:
         wanted = read_chat_request(await read_body(request), self._settings.sampling)
@@ -294,7 +307,7 @@ class _Server:
         self, request: Request, wanted: GenerationRequest, form: AnswerFormat
     ) -> Response:
         """A stream's first event is awaited for a while, so that refusals have a status."""
-        events = self._events(request, wanted)
+        events = self._events(request, wanted, form)
         if not wanted.stream:
             work = asyncio.ensure_future(collect(events))
             try:
@@ -318,13 +331,14 @@ class _Server:
         )
 
     async def _events(
-        self, request: Request, wanted: GenerationRequest
+        self, request: Request, wanted: GenerationRequest, form: AnswerFormat
     ) -> AsyncGenerator[Event, None]:
         client = request.client.host if request.client else ""
         outcome = "failed"
         loop = asyncio.get_running_loop()
         try:
-            async with self._admission.admit(client) as ticket:
+            async with self._admission.admit(client, wanted.place) as ticket:
+                form.place = ticket.place
                 timer, seconds = None, self._settings.timeout_s
                 if seconds:
                     reason = f"the answer took longer than {seconds:g} seconds (--timeout)"

@@ -42,7 +42,7 @@ class CompletionFormat(AnswerFormat):
             "content": text,
             "tokens": list(ids),
             "stop": False,
-            "id_slot": -1,
+            "id_slot": self.place,
             "tokens_predicted": self._n_tokens,
         }
 
@@ -64,7 +64,7 @@ class CompletionFormat(AnswerFormat):
             "index": 0,
             "content": text,
             "tokens": list(tokens),
-            "id_slot": -1,
+            "id_slot": self.place,
             "stop": True,
             "model": self._model,
             "tokens_predicted": stats.generated_tokens,

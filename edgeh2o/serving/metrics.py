@@ -13,10 +13,16 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from ..host import memory
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prometheus_client.core import Metric
+
     from .answers import AnswerEngine, Finished
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -70,10 +76,13 @@ class Metrics:
         if (zone := _find_thermal_zone()) is not None:
             heat = gauge("temperature_celsius", "Of the warmest zone; hot boards slow down")
             heat.set_function(lambda: _read_temperature(zone))
+        self._of_llama_server = _LlamaServerNames(engine, self.running, self.waiting)
+        registry.register(self._of_llama_server)
 
     def count(self, finished: Finished) -> None:
         """Adds an answer that came to its end."""
         stats = finished.stats
+        self._of_llama_server.count(finished)
         self.requests.labels("answered").inc()
         self._prompt.inc(stats.prompt_tokens)
         self._cached.inc(stats.cached_tokens)
@@ -86,6 +95,67 @@ class Metrics:
     def render(self) -> bytes:
         """All of it as text."""
         return generate_latest(self._registry)
+
+
+class _LlamaServerNames(Collector):
+    """The same by the names of llama-server, for what was made to watch that.
+
+    Cached tokens are left out of those of prompts. Rates are means since the start, not since they
+    were asked for last: several may ask. Tokens after the first take the seconds of an answer.
+    """
+
+    def __init__(self, engine: AnswerEngine, running: Gauge, waiting: Gauge) -> None:
+        self._engine, self._running, self._waiting = engine, running, waiting
+        self._n_read = self._n_generated = self._n_decoded = self._n_most = 0
+        self._read_s = self._decode_s = 0.0
+
+    def count(self, finished: Finished) -> None:
+        stats = finished.stats
+        self._n_read += stats.prompt_tokens - stats.cached_tokens
+        self._read_s += stats.prefill_s
+        self._n_generated += stats.generated_tokens
+        self._n_decoded += max(0, stats.generated_tokens - 1)
+        self._decode_s += stats.decode_s
+        self._n_most = max(self._n_most, stats.prompt_tokens + stats.generated_tokens)
+
+    def collect(self) -> Iterator[Metric]:
+        """As ``CollectorRegistry`` asks for."""
+        scheduler = self._engine.scheduler
+        n_steps, n_rows = scheduler.n_steps, scheduler.n_step_rows
+        counters = {
+            "prompt_tokens": ("Tokens of prompts that were read", self._n_read),
+            "prompt_seconds": ("Time in which they were read", self._read_s),
+            "tokens_predicted": ("Tokens of answers", self._n_generated),
+            "tokens_predicted_seconds": ("Time in which they were written", self._decode_s),
+            "n_decode": ("Passes over the weights for generated tokens", n_steps),
+        }
+        gauges = {
+            "prompt_tokens_seconds": (
+                "Tokens of prompts read in a second",
+                _rate(self._n_read, self._read_s),
+            ),
+            "predicted_tokens_seconds": (
+                "Tokens of an answer in a second",
+                _rate(self._n_decoded, self._decode_s),
+            ),
+            "n_busy_slots_per_decode": ("Tokens of such a pass", _rate(n_rows, n_steps)),
+            "n_tokens_max": ("Most tokens of a prompt and its answer", self._n_most),
+            "requests_processing": ("Requests that are being answered", _value(self._running)),
+            "requests_deferred": ("Requests that wait for their turn", _value(self._waiting)),
+        }
+        for name, (text, value) in counters.items():
+            yield CounterMetricFamily(f"llamacpp:{name}", text, value)
+        for name, (text, value) in gauges.items():
+            yield GaugeMetricFamily(f"llamacpp:{name}", text, value)
+
+
+def _value(gauge: Gauge) -> float:
+    (metric,) = gauge.collect()
+    return metric.samples[0].value
+
+
+def _rate(count: int, per: float) -> float:
+    return count / per if per > 0 else 0.0
 
 
 def _find_thermal_zone() -> Path | None:

@@ -34,6 +34,7 @@ class GenerationRequest:
     messages: tuple[Mapping[str, Any], ...] = ()
     prompt: str | tuple[int, ...] = ""
     sampling: SamplingParams
+    place: int | None = None  # at which it is to be answered
     stream: bool = False
     include_usage: bool = False
     wants_progress: bool = False
@@ -84,11 +85,16 @@ def read_text_request(fields: Fields, defaults: SamplingParams) -> GenerationReq
     )
 
 
-def read_completion_request(fields: Fields, defaults: SamplingParams) -> GenerationRequest:
-    """A body of llama-server's ``/completion``. Raises as ``read_chat_request``."""
+def read_completion_request(
+    fields: Fields, defaults: SamplingParams, prompt: tuple[int, ...] | None = None
+) -> GenerationRequest:
+    """A body of llama-server's ``/completion``, its ``prompt`` perhaps made of other fields.
+
+    Raises as ``read_chat_request``.
+    """
     return GenerationRequest(
         kind="text",
-        prompt=_read_prompt(fields),
+        prompt=prompt or _read_prompt(fields),
         top_logprobs=fields.integer("n_probs", 0, MAX_TOP_LOGPROBS) or None,
         **_read_common(fields, defaults, "n_predict"),
     )
@@ -119,7 +125,9 @@ def _read_common(fields: Fields, defaults: SamplingParams, *names_of_most: str) 
             raise ApiError(f"'{name}' is not supported; leave it out", param=name)
     options = fields.object("stream_options")
     stream = fields.flag("stream")
+    place = fields.integer("id_slot", -1, MAX_TOKENS)  # of llama-server; -1 is any
     return {
+        "place": None if place == -1 else place,
         "sampling": _read_sampling(
             fields, defaults, fields.first(*names_of_most, "max_tokens", "n_predict")
         ),

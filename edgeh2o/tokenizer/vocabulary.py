@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -71,7 +71,10 @@ _ALWAYS_USER_DEFINED = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Token texts as the file stores them, their types, and the ids with a meaning."""
+    """Token texts as the file stores them, their types, and the ids with a meaning.
+
+    ``fim_ids`` are those of markers to fill in the middle: "fim_pre", "fim_suf" and so on.
+    """
 
     tokens: tuple[str, ...]
     types: tuple[int, ...]
@@ -79,6 +82,7 @@ class Vocabulary:
     bos_id: int | None
     eos_id: int | None
     eog_ids: frozenset[int]
+    fim_ids: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -104,8 +108,9 @@ def read_vocabulary(
     defaults = default_ids or {}
     bos_id = read_token_id(metadata, "bos", len(tokens), default=defaults.get("bos"))
     eos_id = read_token_id(metadata, "eos", len(tokens), default=defaults.get("eos"))
-    eog_ids = _find_end_of_generation(metadata, tokens, types, ids, eos_id)
-    return Vocabulary(tuple(tokens), tuple(types), ids, bos_id, eos_id, eog_ids)
+    fim_ids = _find_markers(metadata, types, ids)
+    eog_ids = _find_end_of_generation(metadata, tokens, types, ids, eos_id, fim_ids)
+    return Vocabulary(tuple(tokens), tuple(types), ids, bos_id, eos_id, eog_ids, fim_ids)
 
 
 def read_string_list(metadata: Mapping[str, object], key: str) -> list[str]:
@@ -263,26 +268,36 @@ def _check_array(key: str, value: object, dtypes: tuple[str, ...], n_tokens: int
         )
 
 
+def _find_markers(
+    metadata: Mapping[str, object], types: list[int], ids: Mapping[str, int]
+) -> dict[str, int]:
+    """The ids of markers to fill in the middle; corrects ``types`` of those without a key."""
+    found = {}
+    for name, texts in _FIM_TEXTS.items():
+        fim_id = read_token_id(metadata, name, len(ids))
+        if fim_id is None:
+            fim_id = min((ids[text] for text in texts.split() if text in ids), default=None)
+            if fim_id is None:
+                continue
+            types[fim_id] = TokenType.CONTROL
+        found[name] = fim_id
+    return found
+
+
 def _find_end_of_generation(
     metadata: Mapping[str, object],
     tokens: Sequence[str],
     types: list[int],
     ids: Mapping[str, int],
     eos_id: int | None,
+    fim_ids: Mapping[str, int],
 ) -> frozenset[int]:
     """The ids that end a generation; corrects ``types`` of texts with a fixed meaning."""
     ending = {ids[text] for text in _END_OF_GENERATION_TEXTS.split() if text in ids}
     for token_id in ending:
         types[token_id] = TokenType.CONTROL
     named = [eos_id, *(read_token_id(metadata, name, len(ids)) for name in ("eot", "eom"))]
-    for name, texts in _FIM_TEXTS.items():
-        fim_id = read_token_id(metadata, name, len(ids))
-        if fim_id is None:
-            fim_id = min((ids[text] for text in texts.split() if text in ids), default=None)
-            if fim_id is not None:
-                types[fim_id] = TokenType.CONTROL
-        if name in _FIM_THAT_END:
-            named.append(fim_id)
+    named += [fim_ids.get(name) for name in _FIM_THAT_END]
     ending.update(token_id for token_id in named if token_id is not None)
     ending.update(_read_ids(metadata, EOG_IDS_KEY, len(ids)))
     for text in _ALWAYS_USER_DEFINED:

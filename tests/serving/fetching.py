@@ -41,3 +41,12 @@ def fetch(
         return Reply(reply.status, found, reply.read().decode())
     finally:
         connection.close()
+
+
+def ask(server: RunningServer, path: str, body: dict[str, Any]) -> Any:
+    """The object of an answer to a ``POST``, those of its events if it streams."""
+    reply = fetch(server, path, json.dumps(body).encode(), {"content-type": "application/json"})
+    if not body.get("stream"):
+        return reply.json()
+    events = [line.removeprefix("data: ") for line in reply.text.split("\n") if "data: " in line]
+    return [json.loads(event) for event in events]

@@ -1,13 +1,18 @@
-"""What is left of a request that failed."""
+"""Who is answered where and when, and what is left of a request that failed."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from prometheus_client import Gauge
 
-from edgeh2o.serving.admission import forget_frames
+from edgeh2o.serving.admission import Admission, forget_frames
+from edgeh2o.serving.api_error import ApiError
 
 
 class Runner:
@@ -38,3 +43,96 @@ def test_an_error_keeps_nothing_of_the_frames_that_it_came_through(is_chained: b
         assert runners[0]() is None
     finally:
         gc.enable()
+
+
+class _Requests:
+    """Requests that stay at work until they are let go."""
+
+    def __init__(self, parallel: int, max_queue: int) -> None:
+        gauges = SimpleNamespace(
+            running=Gauge("running", "", registry=None), waiting=Gauge("waiting", "", registry=None)
+        )
+        engine: Any = None
+        metrics: Any = gauges
+        self.admission = Admission(engine, metrics, parallel=parallel, max_queue=max_queue)
+        self.places: dict[str, int] = {}
+        self._ends: dict[str, asyncio.Event] = {}
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def begin(self, name: str, wanted: int | None = None) -> None:
+        self._ends[name] = asyncio.Event()
+        self.tasks[name] = asyncio.create_task(self._work(name, wanted))
+        await asyncio.sleep(0)
+
+    async def _work(self, name: str, wanted: int | None) -> None:
+        async with self.admission.admit("", wanted) as ticket:
+            self.places[name] = ticket.place
+            await self._ends[name].wait()
+
+    async def end(self, name: str) -> None:
+        self._ends[name].set()
+        await self.tasks[name]
+        await asyncio.sleep(0)
+
+
+def test_who_waits_for_a_place_holds_up_nobody_else() -> None:
+    async def check() -> None:
+        requests = _Requests(parallel=2, max_queue=8)
+        await requests.begin("a")
+        await requests.begin("of a's place", 0)
+        await requests.begin("b")
+        assert requests.places == {"a": 0, "b": 1}
+        await requests.begin("c")
+        await requests.begin("d")
+        await requests.end("b")
+        assert requests.places["c"] == 1 and len(requests.places) == 3
+        await requests.end("a")  # who waits for its place was there before whoever waits for any
+        assert requests.places["of a's place"] == 0 and "d" not in requests.places
+        await requests.end("c")
+        assert requests.places["d"] == 1
+        await requests.end("of a's place")
+        await requests.end("d")
+        await requests.begin("last", 1)
+        assert requests.places["last"] == 1
+        await requests.end("last")
+        assert not any(place.is_taken for place in requests.admission.places)
+
+    asyncio.run(check())
+
+
+def test_who_is_given_up_while_waiting_takes_no_place() -> None:
+    async def check() -> None:
+        requests = _Requests(parallel=1, max_queue=8)
+        at_work = requests.admission.admit("")
+        await at_work.__aenter__()
+        for name in "abc":
+            await requests.begin(name)
+        requests.tasks["a"].cancel()  # before it is there
+        await at_work.__aexit__(None, None, None)
+        requests.tasks["b"].cancel()  # when it was given one, and does not know yet
+        await asyncio.gather(*(requests.tasks[name] for name in "ab"), return_exceptions=True)
+        await asyncio.sleep(0)
+        assert requests.places == {"c": 0}
+        await requests.end("c")
+        assert not requests.admission.places[0].is_taken
+
+    asyncio.run(check())
+
+
+def test_a_queue_for_one_place_is_a_queue() -> None:
+    async def check() -> None:
+        requests = _Requests(parallel=2, max_queue=1)
+        await requests.begin("a", 1)
+        await requests.begin("b", 1)
+        await requests.begin("c", 1)
+        with pytest.raises(ApiError, match="too many requests wait already"):
+            await requests.tasks["c"]
+        await requests.begin("d", 0)
+        assert requests.places == {"a": 1, "d": 0}
+        await requests.begin("e", 2)
+        with pytest.raises(ApiError, match="one of the 2 slots from 0 on"):
+            await requests.tasks["e"]
+        for name in "abd":
+            await requests.end(name)
+
+    asyncio.run(check())

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.serving.conftest import RunningServer
-from tests.serving.fetching import fetch
+from tests.serving.conftest import RunningServer, StartServer
+from tests.serving.fetching import ask, fetch
 
 JSON = {"content-type": "application/json"}
 TIMINGS = {
@@ -24,14 +24,6 @@ TIMINGS = {
     "predicted_per_token_ms",
     "predicted_per_second",
 }
-
-
-def ask(server: RunningServer, path: str, body: dict[str, Any]) -> Any:
-    reply = fetch(server, path, json.dumps(body).encode(), JSON)
-    if not body.get("stream"):
-        return reply.json()
-    events = [line.removeprefix("data: ") for line in reply.text.split("\n") if "data: " in line]
-    return [json.loads(event) for event in events]
 
 
 def completion(**fields: Any) -> dict[str, Any]:
@@ -167,3 +159,46 @@ def test_properties_have_the_defaults(server: RunningServer) -> None:
     told = fetch(server, "/props").json()["default_generation_settings"]
     assert told["n_ctx"] == 8192
     assert (told["params"]["temperature"], told["params"]["n_predict"]) == (0.8, -1)
+
+
+def test_a_request_may_name_its_slot(server: RunningServer) -> None:
+    for place in (2, 0, -1):
+        reply = ask(server, "/completion", completion(id_slot=place))
+        assert reply["id_slot"] == max(place, 0)
+    chunks = ask(server, "/completion", completion(id_slot=3, stream=True))
+    assert {chunk["id_slot"] for chunk in chunks} == {3}
+    for wrong in (4, -2, "a", 1.5):
+        reply = fetch(
+            server, "/v1/completions", json.dumps(completion(id_slot=wrong)).encode(), JSON
+        )
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "id_slot")
+        if wrong == 4:
+            assert "one of the 4 slots from 0 on (--parallel)" in reply.json()["error"]["message"]
+
+
+def test_metrics_have_its_names(start_server: StartServer) -> None:
+    server = start_server("-ub", "64", "-b", "256")
+    body = completion(prompt="the hen " * 200, n_predict=5, ignore_eos=True)
+    first, second = (ask(server, "/completion", body)["timings"] for _ in range(2))
+    assert second["cache_n"] > 0
+    lines = fetch(server, "/metrics").text.splitlines()
+    found = {
+        name: float(value) for name, value in (line.split() for line in lines if line[0] != "#")
+    }
+    said = {name[9:]: value for name, value in found.items() if name.startswith("llamacpp:")}
+    n_read = first["prompt_n"] + second["prompt_n"]
+    read_s = (first["prompt_ms"] + second["prompt_ms"]) / 1e3
+    written_s = (first["predicted_ms"] + second["predicted_ms"]) / 1e3
+    assert said["prompt_tokens_total"] == n_read
+    assert said["tokens_predicted_total"] == 10
+    assert said["prompt_seconds_total"] == pytest.approx(read_s)
+    assert said["tokens_predicted_seconds_total"] == pytest.approx(written_s)
+    assert said["prompt_tokens_seconds"] == pytest.approx(n_read / read_s)
+    assert said["predicted_tokens_seconds"] == pytest.approx(8 / written_s)
+    assert said["n_decode_total"] >= 1 and said["n_busy_slots_per_decode"] >= 1
+    assert said["n_tokens_max"] == first["prompt_n"] + 5
+    assert said["requests_processing"] == said["requests_deferred"] == 0
+    kinds = {line.split()[2]: line.split()[3] for line in lines if line.startswith("# TYPE")}
+    assert kinds["llamacpp:prompt_tokens_total"] == "counter"
+    assert kinds["llamacpp:requests_processing"] == "gauge"
+    assert server.stop() == 0

@@ -67,6 +67,7 @@ class TinyModel:
         biases: the seven matrices of a layer have biases.
         has_two_norms: attention and the network beside it have one each, of falcon.
         is_sequential: the network is behind attention, of gptneox.
+        has_markers: the tokenizer has tokens to fill in the middle.
         is_fused: Q, K and V are one matrix, of phi2 and chatglm.
     """
 
@@ -132,6 +133,7 @@ class TinyModel:
     n_shared_kv: int = 0
     token_input_dim: int = 0
     n_cut_layers: int | None = None
+    has_markers: bool = False
 
     @property
     def family(self) -> Family:

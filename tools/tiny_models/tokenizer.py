@@ -7,6 +7,8 @@ from gguf import GGUFWriter, TokenType
 from tests.tokenizer.vocabularies import byte_characters
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+# To fill in the middle.
+MARKERS = ("fim_pre", "fim_suf", "fim_mid", "fim_rep", "fim_sep")
 # Left and right part of each merge, in order of priority; "_" stands for the space byte.
 MERGES = (
     "_ t,_ a,i n,h e,r e,o n,e r,_t he,a t,_ s,_ o,e n,_ c,i t,i s,_ w,o r,a l,_ p,in g,_ f,a n,"
@@ -28,7 +30,7 @@ def vocabulary() -> tuple[list[str], list[str]]:
     return list(dict.fromkeys(tokens)), merges
 
 
-def add_tokenizer(writer: GGUFWriter, vocab_size: int) -> None:
+def add_tokenizer(writer: GGUFWriter, vocab_size: int, *, has_markers: bool = False) -> None:
     tokens, merges = vocabulary()
     reserved = [f"<|reserved_{idx}|>" for idx in range(vocab_size - len(tokens))]
     n_control = len(CONTROL_TOKENS)
@@ -42,6 +44,9 @@ def add_tokenizer(writer: GGUFWriter, vocab_size: int) -> None:
     writer.add_eos_token_id(CONTROL_TOKENS.index("<|im_end|>"))
     writer.add_unk_token_id(CONTROL_TOKENS.index("<|endoftext|>"))
     writer.add_pad_token_id(CONTROL_TOKENS.index("<|im_end|>"))
+    if has_markers:  # the last ids
+        for i, name in enumerate(MARKERS, vocab_size - len(MARKERS)):
+            writer.add_uint32(f"tokenizer.ggml.{name}_token_id", i)
     writer.add_add_bos_token(False)
     writer.add_add_space_prefix(False)
     writer.add_chat_template(CHAT_TEMPLATE)
