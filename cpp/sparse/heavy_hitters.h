@@ -51,6 +51,8 @@ class HeavyHitters {
   // Instead of both, in slots that are never asked to select: what all tokens so far received of n_queries,
   // at most `most`. Scores are those of about the last `most` queries; all positions are candidates.
   void observe_sample(size_t slot, size_t n_queries, size_t most, Span<const float> sums);
+  // Of how many queries those scores are.
+  float n_sampled(size_t slot) const { return slots_[slot].n_scored > 0 ? slots_[slot].ages[0] : 0.0f; }
 
   // As SparsePolicy's.
   void save(ByteWriter& out) const;

@@ -70,6 +70,7 @@ def test_head_shapes(group: int, head_dim: int, cache_type: str) -> None:
         {"tail": 20},
         {"max_past": 40},
         {"decode_pages": 20},
+        {"decode_pages": 10},  # even the first prompt has enough for them
         {"decode_pages": 32, "max_past": 40},
         {"decode_budgets": (13, 20, 300)},
         {"decode_budgets": (5, 40, None), "decode_pages": 20},
@@ -116,6 +117,31 @@ def test_what_budgets_hold_of_the_prompt(cache_type: str, options: dict[str, Any
         reads_less.append(float(np.abs(expected - whole).max()) > 1e-3)
         begin = end + n_decoded
     assert reads_less == [False, True, True]
+
+
+def test_nothing_is_chosen_by_a_few_queries() -> None:
+    """Of a prompt that is long by what was generated, and had no samples before."""
+    shape = Shape(n_kv_heads=2, group=2, head_dim=32)
+    qkv = tuple(
+        a.astype(np.float16).astype(np.float64) for a in random_qkv(6, n_tokens=320, **shape.heads)
+    )
+    attention = make_attention(
+        _core.headwise_policy([13, 40], local=8, sinks=3, page_size=16, decode_from=250),
+        shape,
+        chunk_size=64,
+        max_context=320,
+    )
+    reads_less = []
+    # Half of the queries are sampled: 3, and then 10 more.
+    for begin, end, n_decoded in [(0, 100, 150), (250, 256, 4), (260, 280, 4)]:
+        prefill(attention, tuple(a[:, begin:end] for a in qkv), stays_open=True)
+        for position in range(end, end + n_decoded):
+            output = decode(attention, qkv, position)
+        whole = causal_attention(
+            qkv[0][:, position : position + 1], *(a[:, : position + 1] for a in qkv[1:])
+        )
+        reads_less.append(float(np.abs(output - whole).max()) > 1e-2)
+    assert reads_less == [False, False, True]
 
 
 @pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
