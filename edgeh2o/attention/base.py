@@ -214,6 +214,18 @@ class SparseAttentionConfig(ABC):
         """Settings that read prompts as these do, and where generated tokens read everything."""
         return self
 
+    def decoding_from(self, n_tokens: int) -> SparseAttentionConfig:
+        """The same where they do so of prompts with fewer than ``n_tokens`` alone."""
+        return self
+
+    def decode_rows(self, n_tokens: int) -> Sequence[float] | None:
+        """Cached rows that a token reads of a prompt so long, per KV head of every layer.
+
+        By what ``resolved`` gave, whatever ``decoding_from`` says; what is read to choose them is
+        counted as rows. None for settings whose cost is not known here, or that read everything.
+        """
+        return None
+
     @property
     def chooses_in_decode(self) -> bool:
         """Whether every generated token chooses what it reads, whatever the model and its length.
@@ -250,8 +262,11 @@ class SparseAttentionConfig(ABC):
         settings = {item.name: values[item.name] for item in fields(self) if is_setting(item)}
         return {"algorithm": self.algorithm, **settings}
 
-    def report(self, model: AttentionModel) -> dict[str, Any]:
-        """``to_dict`` with what ``make_policy`` makes of it for a model, for statistics."""
+    def report(self, model: AttentionModel, n_tokens: int | None = None) -> dict[str, Any]:
+        """``to_dict`` with what ``make_policy`` makes of it for a model, for statistics.
+
+        For a prompt of ``n_tokens``, where that makes a difference and is given.
+        """
         return self.to_dict()
 
     def describe(self) -> str:

@@ -22,6 +22,6 @@ class DenseConfig(SparseAttentionConfig):
 
         return _core.dense_policy()
 
-    def report(self, model: AttentionModel) -> dict[str, Any]:
+    def report(self, model: AttentionModel, n_tokens: int | None = None) -> dict[str, Any]:
         top_k = model.index_top_k
         return {**self.to_dict(), **({"indexer_top_k": top_k} if top_k else {})}

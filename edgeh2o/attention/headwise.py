@@ -33,7 +33,8 @@ from .head_budgets import (
     grow_limits,
     keys_per_query,
 )
-from .headwise_settings import DECODE_FROM, HeadwiseSettings, is_positive_int
+from .headwise_decode import count_decode_rows, saved_decode_from
+from .headwise_settings import DECODE_FROM, DECODES_ALL, HeadwiseSettings, is_positive_int
 from .kept_profiles import ENOUGH_PROMPTS, PROFILE_TOKENS
 from .prefill_quality import DEFAULT_MAX_LOSS
 from .registry import register_sparse_attention
@@ -121,7 +122,7 @@ class HeadwiseConfig(HeadwiseSettings):
         budgets = self._decode_budgets(model, chosen, chosen)
         if budgets is not None:
             decode = {
-                "decode_from": DECODE_FROM,
+                "decode_from": self.decode_from,
                 "decode_pages": self.decode_pages,
                 "decode_budgets": budgets,
             }
@@ -289,7 +290,13 @@ class HeadwiseConfig(HeadwiseSettings):
         )
 
     def decoding_densely(self) -> HeadwiseConfig:
-        return replace(self, decode_attention="dense", decode_budgets=None)
+        return replace(self, decode_attention="dense", decode_budgets=None, decode_from=DECODE_FROM)
+
+    def decoding_from(self, n_tokens: int) -> HeadwiseConfig:
+        return replace(self, decode_from=n_tokens)
+
+    def decode_rows(self, n_tokens: int) -> Sequence[float] | None:
+        return count_decode_rows(self, n_tokens)
 
     @property
     def may_round_products(self) -> bool:
@@ -307,14 +314,18 @@ class HeadwiseConfig(HeadwiseSettings):
     def holding(self, saved: Mapping[str, Any]) -> HeadwiseConfig:
         budgets, budget, max_past = (saved.get(n) for n in ("budgets", "budget", "max_past"))
         saved_decode = saved.get("decode")
-        decode, decode_budgets = self.decode_attention, None
+        decode, decode_budgets, decode_from = self.decode_attention, None, self.decode_from
         if isinstance(saved_decode, Mapping):
             decode_budgets = saved_decode.get("budgets")
+            if self.leaves_decode_open:
+                decode_from = saved_decode_from(saved)
         if self.leaves_decode_open:
             decode = "dense" if decode_budgets is None else "headwise"
         if self._is_chosen_by_hand:
-            is_as_asked = decode == "headwise"
-            return self if is_as_asked else replace(self, decode_attention=decode)
+            if decode == "headwise":  # as it was asked for
+                decode = self.decode_attention
+            held = replace(self, decode_attention=decode, decode_from=decode_from)
+            return self if held == self else held
         if not isinstance(budgets, list) or not budgets:
             return self
         if not isinstance(decode_budgets, list | None):
@@ -331,6 +342,7 @@ class HeadwiseConfig(HeadwiseSettings):
             decode_attention=decode,
             budgets=tuple(budgets),
             decode_budgets=None if decode_budgets is None else tuple(decode_budgets),
+            decode_from=decode_from,
             by_query_head=saved.get("by_query_head") is True,
             budget=budget,
             max_past=max_past,
@@ -368,11 +380,15 @@ class HeadwiseConfig(HeadwiseSettings):
             found=chosen,
         )
 
-    def report(self, model: AttentionModel) -> dict[str, Any]:
+    def report(self, model: AttentionModel, n_tokens: int | None = None) -> dict[str, Any]:
         chosen = self.choose_budgets(model)
         decode: dict[str, Any] = {}
         if self._decode(model, chosen) == "headwise":
             decode = {"decode": "headwise", "decode_pages": self.decode_pages}
+            if n_tokens is not None:
+                decode["decode_from"] = self.decode_from
+                if n_tokens < self.decode_from:
+                    decode["decode"] = DECODES_ALL
         if chosen.reads_all:
             decode = decode if self.decode_budgets else {}
             return {"algorithm": self.algorithm, "table": chosen.source, **decode}
@@ -394,10 +410,12 @@ class HeadwiseConfig(HeadwiseSettings):
 
     def to_dict(self) -> dict[str, Any]:
         values = SparseAttentionConfig.to_dict(replace(self, found=None))  # it need not be copied
-        names = ("decode_attention", "decode_pages", "decode_budgets")
-        way, pages, budgets = (values.pop(name) for name in names)
+        names = ("decode_attention", "decode_pages", "decode_budgets", "decode_from")
+        way, pages, budgets, least = (values.pop(name) for name in names)
         if way == "headwise":  # else as in session files that know of nothing else
             values["decode"] = {"attention": way, "pages": pages, "budgets": budgets}
+            if least != DECODE_FROM:  # as in those of versions that knew no other
+                values["decode"]["from"] = least
         if not self.by_query_head:
             del values["by_query_head"]
         return values

@@ -1,14 +1,19 @@
-"""Whether a sparse prefill would be faster than a dense one: multiply-adds are counted.
+"""Whether a prompt is read faster sparse, and tokens after it: what both take is counted.
 
 Nothing is timed, so that the same prompt is read the same way on every run and machine of a kind.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..attention.base import SparseAttentionConfig
 from ..attention.headwise import HeadwiseConfig
+from ..attention.headwise_settings import DECODE_FROM, DECODES_ALL
 from ..model_config import DecoderConfig, LayerConfig
+from ..option_fields import MAX_CONTEXT
 
 if TYPE_CHECKING:
     from .models import LoadedModel
@@ -32,14 +37,30 @@ GPU_WAIT = 400e-6
 # Of the dense time that a sparse prefill has to save: it is not exact, and estimates err by half of
 # this (Qwen2.5-Coder-1.5B, 4,602 tokens in f32: 3 % less than dense estimated, 2 % more measured).
 LEAST_SAVING = 0.08
+# What decode takes, as so many bytes of weights: a byte of the cache, and a multiply-add of its
+# attention (docs/quality.md, "Where headwise decode pays").
+CACHED_BYTE_COST = 0.7
+CACHED_PRODUCT_COST = 0.25
+# Bytes of a cached number.
+NUMBER_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}
+# Of the time of a token that headwise decode has to save: estimates of so much err by two points,
+# and what it reads less may cost an answer ("Tasks" in docs/quality.md).
+LEAST_DECODE_SAVING = 0.1
+# Tokens by which the length from which it does so is rounded up.
+DECODE_STEP = 64
 
 
 def choose_reading(plan: RunPlan, model: LoadedModel, n_tokens: int) -> RunPlan:
     """The plan for a prompt so long: its budgets, or one that reads it dense if that is as fast.
 
-    Settings chosen by hand stay as they are. Plans for an ONNX model, of whose products nothing is
-    known here, get the budgets alone.
+    And the length from which on tokens after it read less, where that was not asked for. Settings
+    chosen by hand stay as they are. Plans for an ONNX model, of whose products nothing is known
+    here, get the budgets alone.
     """
+    return choose_decode(_choose_prefill(plan, model, n_tokens), model)
+
+
+def _choose_prefill(plan: RunPlan, model: LoadedModel, n_tokens: int) -> RunPlan:
     config, plan = plan.config, plan.for_length(n_tokens)
     if plan.attention.reads_all and not model.shows_attention:
         return plan  # it will not be known either
@@ -55,6 +76,94 @@ def choose_reading(plan: RunPlan, model: LoadedModel, n_tokens: int) -> RunPlan:
     else:
         pays = saves_time(config, plan.precision, n_tokens, keys, dense_precision=dense.precision)
     return plan if pays else dense
+
+
+def choose_decode(plan: RunPlan, model: LoadedModel) -> RunPlan:
+    """The plan with the length from which on headwise decode saves enough of a token's time.
+
+    Its policy compares every prompt with that when it has been read, so that a conversation that
+    grows gets such a decode once it is long. One that was asked for stays as it is.
+    """
+    config, attention = plan.config, plan.attention
+    if not plan.settings.leaves_decode_open or not isinstance(config, DecoderConfig):
+        return plan
+    if attention.decode_rows(DECODE_FROM) is None:
+        return plan
+    weights = count_weight_bytes(config, model.weight_bytes)
+
+    def pays(n_tokens: int) -> bool:
+        saving = decode_saving(config, attention, plan.cache_type, weights, n_tokens)
+        return saving >= LEAST_DECODE_SAVING
+
+    lengths = range(DECODE_FROM, MAX_CONTEXT, DECODE_STEP)
+    least = bisect_left(lengths, True, key=pays)
+    if least == len(lengths):
+        return replace(plan, attention=attention.decoding_densely())
+    return replace(plan, attention=attention.decoding_from(lengths[least]))
+
+
+def describe_decode(plan: RunPlan, n_tokens: int) -> str:
+    """Why tokens after a long prompt read all of it; empty where they do not, or never did."""
+    is_chosen = plan.settings.leaves_decode_open and n_tokens >= DECODE_FROM
+    report = plan.attention.report(plan.config, n_tokens)
+    if not is_chosen or report.get("decode") != DECODES_ALL:
+        return ""
+    return (
+        "generated tokens read everything: less would save under "
+        f"{100 * LEAST_DECODE_SAVING:.0f} % of their time before {report['decode_from']:,} tokens "
+        "(--decode-attention headwise reads less anyhow)"
+    )
+
+
+def decode_saving(
+    config: DecoderConfig,
+    attention: SparseAttentionConfig,
+    cache_type: str,
+    weight_bytes: float,
+    n_tokens: int,
+) -> float:
+    """The part of a token's time that it saves to read a prompt so long as ``attention`` has it.
+
+    ``weight_bytes`` are read for every token. 0 where the attention does not say what it reads.
+    """
+    rows, first = attention.decode_rows(n_tokens), 0
+    if rows is None:
+        return 0.0
+    dense, sparse = weight_bytes, weight_bytes
+    for layer in config.layers:
+        read = rows[first : first + layer.n_kv_heads]
+        first += layer.n_kv_heads
+        if _reads_past(layer):
+            cost = _row_cost(config, layer, cache_type)
+            dense += cost * n_tokens * layer.n_kv_heads
+            sparse += cost * SPARSE_COST * sum(read)
+    return 1 - sparse / dense
+
+
+def _row_cost(config: DecoderConfig, layer: LayerConfig, cache_type: str) -> float:
+    """What a token takes for a cached row of a KV head, as so many bytes of weights."""
+    types = cache_type.split("/")
+    key_dim, value_dim = _row_dims(config, layer)
+    n_bytes = NUMBER_BYTES[types[0]] * key_dim
+    if config.latent is None:  # else the row of a key is that of a value too
+        n_bytes += NUMBER_BYTES[types[-1]] * value_dim
+    products = layer.n_heads / layer.n_kv_heads * (key_dim + value_dim)
+    return CACHED_BYTE_COST * n_bytes + CACHED_PRODUCT_COST * products
+
+
+def count_weight_bytes(config: DecoderConfig, held: int) -> float:
+    """Bytes of weights that a token reads, of those ``held``: not all experts, and one embedding.
+
+    As if a number took as many bytes everywhere.
+    """
+    output = float(config.vocab_size * config.model_dim)
+    read, n_experts = output, max(config.n_experts, 1)
+    all_of_them = output if config.tied_embeddings else 2 * output
+    for layer in config.layers:
+        mixer = _count_mixer(config, layer)
+        read += mixer + _count_feed_forward(config, layer, config.n_experts_used)
+        all_of_them += mixer + _count_feed_forward(config, layer, n_experts)
+    return held * read / all_of_them
 
 
 def saves_time(
@@ -99,12 +208,17 @@ def count_products(config: DecoderConfig) -> tuple[float, float]:
     """
     weights, per_key = 0.0, 0.0
     for layer in config.layers:
-        weights += _count_mixer(config, layer) + _count_feed_forward(config, layer)
+        weights += _count_mixer(config, layer)
+        weights += _count_feed_forward(config, layer, config.n_experts_used)
         if _reads_past(layer):
-            key_dim = config.head_dim_of(layer)
-            value_dim = key_dim if config.latent is None else config.latent.rank
-            per_key += layer.n_heads * (key_dim + value_dim)
+            per_key += layer.n_heads * sum(_row_dims(config, layer))
     return weights, per_key
+
+
+def _row_dims(config: DecoderConfig, layer: LayerConfig) -> tuple[int, int]:
+    """Numbers of a cached key and of a value."""
+    key_dim = config.head_dim_of(layer)
+    return key_dim, key_dim if config.latent is None else config.latent.rank
 
 
 def _count_mixer(config: DecoderConfig, layer: LayerConfig) -> float:
@@ -119,9 +233,9 @@ def _count_mixer(config: DecoderConfig, layer: LayerConfig) -> float:
     return float(width * inner)
 
 
-def _count_feed_forward(config: DecoderConfig, layer: LayerConfig) -> float:
+def _count_feed_forward(config: DecoderConfig, layer: LayerConfig, n_experts: int) -> float:
     n_matrices = 3 if config.is_gated else 2
     has_experts = config.n_experts > 0 and not layer.is_dense
-    width = layer.ffn_dim * (config.n_experts_used if has_experts else 1)
+    width = layer.ffn_dim * (n_experts if has_experts else 1)
     width += config.shared_ffn_dim if has_experts else 0
     return float(n_matrices * config.model_dim * width)

@@ -132,13 +132,13 @@ class RunPlan:
             rope=runtime.rope,
         )
 
-    def report(self) -> dict[str, Any]:
-        """What statistics say of it, by field of ``GenerationStats``."""
+    def report(self, n_tokens: int | None = None) -> dict[str, Any]:
+        """What statistics say of it, by field of ``GenerationStats``: of a prompt so long."""
         return {
             "isa": self.isa,
             "device": self.device,
             "threads": self.threads,
-            "attention": self.attention.report(self.config),
+            "attention": self.attention.report(self.config, n_tokens),
             "chunk_size": self.chunk_size,
             "cache_type": self.cache_type,
             "attention_precision": self.precision,

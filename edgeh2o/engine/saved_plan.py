@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..attention.dense import DenseConfig
+from ..attention.headwise_decode import saved_decode_from
 from ..model_config import DecoderConfig
 from ..option_fields import MAX_CONTEXT
 from .precisions import AttentionPrecisions
@@ -78,7 +79,11 @@ def plan_of_fingerprint(
     """
     values = saved.get("attention")
     own = _for_saved_length(plan, values) if isinstance(values, Mapping) else plan
-    for each in (own, plan.reading_all(saves_time=True)):
+    plans = [own, plan.reading_all(saves_time=True)]
+    if isinstance(values, Mapping) and plan.settings.leaves_decode_open:
+        least = saved_decode_from(values)
+        plans = [replace(each, attention=each.attention.decoding_from(least)) for each in plans]
+    for each in plans:
         # As it comes out of a file.
         if json.loads(json.dumps(fingerprint_of(each, model))) == saved:
             return each

@@ -19,6 +19,7 @@ from .access import ExclusiveAccess, GenerationStream
 from .context_size import choose_context
 from .generate import Generation
 from .learning import Learner, describe_knowledge, describe_newer, may_learn, measure_profile
+from .payoff import describe_decode
 from .prompt_cache import PromptCache, Start
 from .request_checks import check_request
 from .saved_plan import fingerprint_of, plan_as_saved
@@ -139,6 +140,12 @@ class Session:
         learner = self._start_learner(len(token_ids), length) if is_whole else None
         provider = self._draft
         draft = None if provider is None else provider.prepared(sampling, runner.max_context)
+        notes = [
+            describe_knowledge(
+                self.cache.running, self.model, len(token_ids), learns=learner is not None
+            ),
+            describe_decode(self.cache.running, len(token_ids)),
+        ]
         if n_cached:
             runner.rewind(n_cached)
         self.cache.is_open = keep_cache
@@ -160,13 +167,11 @@ class Session:
             grammar=grammar,
             started_at=started_at,
             run={
-                **self.cache.running.report(),
+                **self.cache.running.report(len(token_ids)),
                 "model": str(self.path),
                 "load_s": self.load_s,
                 "context_size": runner.max_context,
-                "note": describe_knowledge(
-                    self.cache.running, self.model, len(token_ids), learns=learner is not None
-                ),
+                "note": "; ".join(filter(None, notes)),
             },
         )
         sizes = {"weights": self.model.weight_bytes, **runner.memory_bytes}
@@ -228,7 +233,7 @@ class Session:
         self.cache.end_learning(length, has_learnt=table is not None)
         if table is None:
             return
-        generation.describe_run(**self.cache.running.report())
+        generation.describe_run(**self.cache.running.report(generation.n_prompt_tokens))
         if chooses:
             note = f"the first {runner.position:,} tokens read dense and profiled"
             generation.describe_run(note=note + describe_newer(self.model))

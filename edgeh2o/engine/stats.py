@@ -18,7 +18,8 @@ class GenerationStats:
     ``ttft_s`` runs from the request, tokenisation included, to the first token. Rates and
     ``ttft_s`` are None when the run ended before they could be measured. Pairs are averaged over
     layers and KV heads; ``memory_bytes`` lists what the run allocated by purpose. ``note`` says why
-    a prompt was read dense that was to be read sparse; empty for others. ``attention_error`` is the
+    a prompt was read dense that was to be read sparse, and why tokens after it were; empty for
+    others. ``attention_error`` is the
     norm of what the sparse attention is wrong by, relative to its output, measured on a sample of
     queries, None where nothing was; ``heads_read_densely`` counts memory sets, of query heads or KV
     heads, of logical batches that read everything because of it. With prompt lookup or a draft
