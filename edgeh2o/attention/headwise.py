@@ -33,8 +33,8 @@ from .head_budgets import (
     grow_limits,
     keys_per_query,
 )
-from .headwise_decode import count_decode_rows, saved_decode_from
-from .headwise_settings import DECODE_FROM, DECODES_ALL, HeadwiseSettings, is_positive_int
+from .headwise_decode import count_decode_rows, report_decode, saved_decode_from
+from .headwise_settings import DECODE_FROM, HeadwiseSettings, is_positive_int
 from .kept_profiles import ENOUGH_PROMPTS, PROFILE_TOKENS
 from .prefill_quality import DEFAULT_MAX_LOSS
 from .registry import register_sparse_attention
@@ -54,6 +54,7 @@ ERROR_OF_PROFILE = 1.0
 GUARDED_SHARE = 1 / 4
 # Of a session file, whose budgets came from a table, or from prompts.
 HELD, HELD_PROFILE = "session", "session (profile)"
+HELD_DENSE = "dense: as the saved session was"  # how statistics name both without any limit
 
 
 @register_sparse_attention("headwise")
@@ -324,8 +325,7 @@ class HeadwiseConfig(HeadwiseSettings):
         if self._is_chosen_by_hand:
             if decode == "headwise":  # as it was asked for
                 decode = self.decode_attention
-            held = replace(self, decode_attention=decode, decode_from=decode_from)
-            return self if held == self else held
+            return replace(self, decode_attention=decode, decode_from=decode_from)
         if not isinstance(budgets, list) or not budgets:
             return self
         if not isinstance(decode_budgets, list | None):
@@ -382,16 +382,14 @@ class HeadwiseConfig(HeadwiseSettings):
 
     def report(self, model: AttentionModel, n_tokens: int | None = None) -> dict[str, Any]:
         chosen = self.choose_budgets(model)
-        decode: dict[str, Any] = {}
-        if self._decode(model, chosen) == "headwise":
-            decode = {"decode": "headwise", "decode_pages": self.decode_pages}
-            if n_tokens is not None:
-                decode["decode_from"] = self.decode_from
-                if n_tokens < self.decode_from:
-                    decode["decode"] = DECODES_ALL
-        if chosen.reads_all:
+        is_headwise = self._decode(model, chosen) == "headwise"
+        decode = report_decode(self, n_tokens) if is_headwise else {}
+        is_held = self.source in (HELD, HELD_PROFILE) and not self.max_past
+        holds_all = is_held and set(chosen.per_head) == {None}
+        if chosen.reads_all or holds_all:
             decode = decode if self.decode_budgets else {}
-            return {"algorithm": self.algorithm, "table": chosen.source, **decode}
+            table = HELD_DENSE if holds_all else chosen.source
+            return {"algorithm": self.algorithm, "table": table, **decode}
         return {
             "algorithm": self.algorithm,
             "budget": chosen.mean,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..option_fields import MAX_CONTEXT
-from .headwise_settings import DECODE_FROM, HeadwiseSettings
+from .headwise_settings import DECODE_FROM, DECODES_ALL, HeadwiseSettings
 
 # Tokens of a page that a generated token chooses, as in cpp/sparse/headwise_decode.cc.
 PAGE_SIZE = 4
@@ -28,6 +28,16 @@ def count_decode_rows(settings: HeadwiseSettings, n_tokens: int) -> Sequence[flo
         full if budget is None else min(n_tokens, budget + besides)
         for budget in settings.decode_budgets
     ]
+
+
+def report_decode(settings: HeadwiseSettings, n_tokens: int | None) -> dict[str, Any]:
+    """What statistics say of it, of a prompt of ``n_tokens`` if that is given."""
+    report: dict[str, Any] = {"decode": "headwise", "decode_pages": settings.decode_pages}
+    if n_tokens is not None:
+        report["decode_from"] = settings.decode_from
+        if n_tokens < settings.decode_from:
+            report["decode"] = DECODES_ALL
+    return report
 
 
 def saved_decode_from(saved: Mapping[str, Any]) -> int:

@@ -112,6 +112,20 @@ def test_only_what_was_looked_up_is_held_by_a_session() -> None:
     assert config.holding(saved | {"max_past": 7}) is config
 
 
+@pytest.mark.parametrize("is_taught", [True, False])
+def test_a_session_that_was_read_dense_says_so(*, is_taught: bool) -> None:
+    """Its budgets name no limit, and the mean that a shorter prompt would have is not read."""
+    config, model = HeadwiseConfig(), Model()
+    for dense in (config.resolved(model), config.resolved(model).reading_all(saves_time=True)):
+        saved = json.loads(json.dumps(dense.to_dict())) | {"is_taught": is_taught}
+        held = config.holding(saved).resolved(model)
+        said = {"algorithm": "headwise", "table": "dense: as the saved session was"}
+        assert held.report(model) == said
+        # Beyond so many positions those read pages.
+        held = config.holding(saved | {"max_past": config.max_past})
+        assert held.resolved(model).report(model)["full_heads"] == len(held.budgets or ())
+
+
 @pytest.mark.parametrize(
     ("said", "percent"),
     [({"is_taught": False}, 4.5), ({"is_taught": True}, 1.0), ({}, 1.0), ({"is_taught": 0}, 1.0)],
