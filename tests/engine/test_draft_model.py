@@ -243,7 +243,7 @@ def test_memory_is_counted(same: LLM, prompt: list[int], monkeypatch: pytest.Mon
     ):
         monkeypatch.setattr("edgeh2o.host.memory.available_bytes", lambda n=n_bytes: 64 * 2**20 + n)
         with nullcontext() if match is None else pytest.raises(ResourceError, match=match):
-            _open(same.model_path, same.model_path)
+            _open(same.model_path, same.model_path, context_size=stats.context_size)
 
 
 def test_an_interrupt_leaves_whole_sequences(
