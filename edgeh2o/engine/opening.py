@@ -19,6 +19,7 @@ from .. import _core
 from .. import isa as instruction_sets
 from ..config import PrefillConfig, RuntimeConfig
 from ..errors import ResourceError, UsageError
+from ..formats.gguf_folder import refuse_several
 from ..formats.model_cache import resolve_model
 from ..host import memory
 from ..rope_config import ROPE_OF_FILE, RopeConfig
@@ -97,7 +98,7 @@ def _open_other(
         from ..runners.safetensors import SafetensorsModelFile
 
         return SafetensorsModelFile(path, quantize, rope)
-    _refuse_several_gguf(path)
+    refuse_several(path)
     _refuse_quantize(path, quantize)
     if rope != ROPE_OF_FILE:
         raise UsageError(
@@ -107,20 +108,6 @@ def _open_other(
     if device is not None:
         raise UsageError(f"{path}: ONNX models do not run on a GPU; use --device cpu")
     return open_onnx_model(path)
-
-
-def _refuse_several_gguf(folder: Path) -> None:
-    """Raises UsageError for a folder of GGUF files, and of nothing of an ONNX model."""
-    try:
-        names = sorted(os.listdir(folder))
-    except OSError:  # no folder, or one that is refused later
-        return
-    found = [name for name in names if name.endswith(".gguf")]
-    if found and not any(
-        name == "onnx" or name.endswith((".onnx", "_config.json")) for name in names
-    ):
-        shown = ", ".join(found[:8]) + (", ..." if len(found) > 8 else "")
-        raise UsageError(f"{folder} is a folder of GGUF files; give the path of one: {shown}")
 
 
 def _refuse_quantize(path: Path, quantize: str | None) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import ResourceError, UsageError
+from .gguf_folder import model_of_folder
 from .known_models import KNOWN_MODELS, HubName, cached_path, is_cached
 
 _FILE_SUFFIXES = (".gguf", ".onnx", ".safetensors")
@@ -19,6 +20,8 @@ def resolve_model(
     on_message: Callable[[str], None] | None = None,
 ) -> Path:
     """The path of a model file: the argument itself if it exists, else a known model by name.
+
+    Of a folder that holds one GGUF model, the file, or the first of its parts.
 
     A known model that is not in the cache folder is fetched, and so is a ``HubName``;
     ``on_message`` receives one line before that and one after. Raises ``ResourceError`` that names
@@ -41,7 +44,7 @@ def resolve_model(
     model = KNOWN_MODELS.get(str(path_or_name))
     # os.path instead of Path: no exception for names that are too long or folders that are closed.
     if os.path.isfile(path) or (model is None and os.path.exists(path)):
-        return path
+        return (os.path.isdir(path) and model_of_folder(path)) or path
     if model is None:
         raise ResourceError(
             f"{path}: no such file (or no access), and not the name of a known model "
