@@ -272,7 +272,9 @@ def test_an_existing_path_is_taken_as_it_is(
     path.write_bytes(b"")
     assert resolve_model(path) == path
     assert resolve_model(str(path)) == path
-    assert resolve_model(tmp_path) == tmp_path
+    folder = tmp_path / "onnx-model"
+    folder.mkdir()
+    assert resolve_model(folder) == folder
     monkeypatch.chdir(tmp_path)
     Path("toy").write_bytes(b"")
     assert resolve_model("toy") == Path("toy")
