@@ -13,11 +13,11 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from edgeh2o.errors import EdgeH2OError
 from edgeh2o.evaluation.reporting import format_samples, markdown_table
@@ -27,6 +27,8 @@ from .llama_cpp import LlamaCpp
 from .reporting import existing_file, print_progress, run_script, write_report
 
 DEFAULT_TEXT = Path(__file__).parent.parent / "examples" / "long_prompt.txt"
+_Sample = TypeVar("_Sample")
+
 OWN = ("sparse", "dense")
 THEIRS = ("fa off", "fa on")
 
@@ -165,13 +167,24 @@ def _measure_folder(
 def alternate(
     runs: Mapping[str, Callable[[Workload], float]], workload: Workload, n_rounds: int, label: str
 ) -> dict[str, list[float]]:
-    """Samples by contestant, one of each per round."""
-    samples: dict[str, list[float]] = {name: [] for name in runs}
+    """Tokens/s by contestant, one of each per round."""
+    turns = {name: partial(run, workload) for name, run in runs.items()}
+    return take_turns(turns, n_rounds, label, format_samples)
+
+
+def take_turns(
+    runs: Mapping[str, Callable[[], _Sample]],
+    n_rounds: int,
+    label: str,
+    describe: Callable[[Sequence[_Sample]], str],
+) -> dict[str, list[_Sample]]:
+    """Samples by contestant, one of each per round; what there is of each is told after a round."""
+    samples: dict[str, list[_Sample]] = {name: [] for name in runs}
     for round_number in range(1, n_rounds + 1):
         for name, run in runs.items():
-            samples[name].append(run(workload))
-        medians = ", ".join(f"{name} {format_samples(values)}" for name, values in samples.items())
-        print_progress(f"{label} round {round_number}/{n_rounds}: {medians}")
+            samples[name].append(run())
+        so_far = ", ".join(f"{name} {describe(values)}" for name, values in samples.items())
+        print_progress(f"{label} round {round_number}/{n_rounds}: {so_far}")
     return samples
 
 

@@ -27,7 +27,7 @@ from edgeh2o.evaluation.throughput import Workload
 from .errors import LlamaCppError
 from .llama_cpp import LlamaCpp
 from .load import MIB, keeping_byte_code, run_measured
-from .prefill import DEFAULT_TEXT, parse_sizes
+from .prefill import DEFAULT_TEXT, parse_sizes, take_turns
 from .reporting import existing_file, print_progress, run_script, write_report
 
 SHAPES = "llama-3.2-1b,qwen3-1.7b,llama-3.1-8b"
@@ -105,6 +105,7 @@ def measure_shapes(isa: str | None, args: argparse.Namespace) -> Iterator[ShapeM
         for type_name in args.types.split(","):
             model = find_or_make(args.folder, shape, type_name)
             for n_prompt in args.p:
+                label = f"{model.name} {n_prompt} tokens"
                 contestants = make_contestants(model, n_prompt, isa, args)
                 yield ShapeMeasurement(
                     shape=shape,
@@ -113,7 +114,7 @@ def measure_shapes(isa: str | None, args: argparse.Namespace) -> Iterator[ShapeM
                     threads=args.threads,
                     n_prompt=n_prompt,
                     n_decode=args.n,
-                    runs=alternate(contestants, args.r, f"{model.name} {n_prompt} tokens"),
+                    runs=take_turns(contestants, args.r, label, _describe_last),
                 )
 
 
@@ -164,19 +165,8 @@ def make_contestants(
     return contestants
 
 
-def alternate(
-    contestants: dict[str, Callable[[], Run]], n_rounds: int, label: str
-) -> dict[str, list[Run]]:
-    """Runs by contestant, one of each per round."""
-    runs: dict[str, list[Run]] = {name: [] for name in contestants}
-    for round_number in range(1, n_rounds + 1):
-        for name, contestant in contestants.items():
-            runs[name].append(contestant())
-        last = (
-            f"{name} {of[-1].prefill_tps:.0f}, {of[-1].decode_tps:.1f}" for name, of in runs.items()
-        )
-        print_progress(f"{label} round {round_number}/{n_rounds}: {'; '.join(last)}")
-    return runs
+def _describe_last(runs: Sequence[Run]) -> str:
+    return f"{runs[-1].prefill_tps:.0f} and {runs[-1].decode_tps:.1f}"
 
 
 def _run(command: Sequence[str], environment: dict[str, str], rate: str) -> Run:

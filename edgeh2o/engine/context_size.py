@@ -19,10 +19,11 @@ OPEN_ANSWER_TOKENS = 1024
 CONTEXT_STEP = 256
 
 
-def memory_cures() -> str:
-    """What makes room for a longer context."""
+def memory_cures(*, is_limit_named: bool = False) -> str:
+    """What makes room for a longer context; the limit, if there is one, may have been named."""
     limit = memory.binding_limit()
-    more = f"raise the limit {limit}" if limit else "free memory"
+    name = "that limit" if is_limit_named else f"the limit {limit}"
+    more = f"raise {name}" if limit else "free memory"
     return f"{more}, use a smaller model or smaller -b and -ub"
 
 

@@ -13,7 +13,7 @@ from ..errors import ResourceError
 from ..host import memory
 from ..rope_config import ROPE_OF_FILE
 from ..runners.base import SessionShape
-from .context_size import CONTEXT_STEP, least_context
+from .context_size import CONTEXT_STEP, least_context, memory_cures
 
 if TYPE_CHECKING:
     from ..runners.base import Runner
@@ -172,8 +172,7 @@ def require_fit(context: int, sizes: SessionSizes, room: int, *, weight_bytes: i
     if largest:
         cure = f"the largest context that fits is -c {largest}"
     else:
-        more = "raise that limit" if limit else "free memory"
-        cure = f"no context fits: {more}, use a smaller model or smaller -b and -ub"
+        cure = f"no context fits: {memory_cures(is_limit_named=True)}"
     within = f" within the limit {limit}" if limit else ""
     raise ResourceError(
         f"a context of {context} positions needs "

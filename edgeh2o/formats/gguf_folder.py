@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 from ..errors import UsageError
+from .part_names import name_of_whole
 
-# As in formats/split.py, which loads more than is needed here.
-_PART = re.compile(r"(?P<model>.*)-[0-9]{5}-of-[0-9]{5}\.gguf", re.DOTALL)
 # What sees pictures for a model beside it, which texts do without.
 _PROJECTOR = "mmproj"
 # Of folders that hold a model of another kind.
@@ -22,8 +20,7 @@ def model_of_folder(folder: Path) -> Path | None:
     None where there is none, or another model besides.
     """
     names = _gguf_names(folder)
-    models = {part["model"] if (part := _PART.fullmatch(name)) else name for name in names}
-    return folder / names[0] if len(models) == 1 else None
+    return folder / names[0] if len(set(map(name_of_whole, names))) == 1 else None
 
 
 def refuse_several(folder: Path) -> None:

@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 from ..errors import FormatError, ResourceError, UsageError, is_shortage
 from .metadata import quote
+from .part_names import PART_NAME, name_of_whole
 from .safetensors import INDEX_NAME, SUFFIX
 
 ENDPOINT_VARIABLE = "HF_ENDPOINT"
@@ -31,7 +32,6 @@ _HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 _OTHER_KINDS = ("datasets/", "spaces/")
 # What may follow org/name in an address; a file after blob and resolve.
 _PAGES = re.compile(r"(?:/(?:tree/main|(?:blob|resolve)/main/(?P<file>.+)))?/?")
-_PART = re.compile(r"-[0-9]{5}-of-(?P<count>[0-9]{5})\.gguf$")
 # Beside the weights of a folder of safetensors.
 _SETTINGS = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
@@ -222,7 +222,7 @@ def _choose_files(repo: str, wanted: str | None, files: Sequence[HubFile]) -> li
         models = exact or [file for file in models if _has_word(file.name, wanted)]
     elif not models:
         return _choose_folder(repo, files)
-    sets = {_PART.sub("", file.name) for file in models}
+    sets = {name_of_whole(file.name) for file in models}
     if len(sets) != 1:
         names = [file.name for file in files if file.name.endswith(".gguf")]
         shown = ", ".join(map(quote, names[:_MAX_NAMES_SHOWN]))
@@ -232,7 +232,7 @@ def _choose_files(repo: str, wanted: str | None, files: Sequence[HubFile]) -> li
             what = f"no GGUF file is called {quote(wanted)}"
         raise UsageError(f"{repo}: {what}, as in {repo}:Q4_K_M; it has {shown or 'none'}{more}")
     models.sort(key=lambda file: file.name)
-    part = _PART.search(models[0].name)
+    part = PART_NAME.fullmatch(models[0].name)
     if part is not None and int(part["count"]) != len(models):
         raise ResourceError(
             f"{repo} has {len(models)} of {int(part['count'])} parts of {quote(models[0].name)}"

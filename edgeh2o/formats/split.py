@@ -7,7 +7,6 @@ the metadata state; nothing of a path is ever taken from inside a file.
 from __future__ import annotations
 
 import os
-import re
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,11 +14,11 @@ from ..errors import FormatError, ResourceError
 from .gguf import GgufFile, open_gguf
 from .gguf_header import MAX_TENSORS
 from .metadata import MetadataValue, quote
+from .part_names import PART_NAME
 
 NUMBER_KEY, COUNT_KEY, TENSORS_KEY = "split.no", "split.count", "split.tensors.count"
 MAX_FILES = 99_999
 
-_NAME = re.compile(r"(?P<model>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 # Each file may be laid out on its own.
 _OWN_KEYS = (NUMBER_KEY, "general.alignment")
 
@@ -47,7 +46,7 @@ def open_model_file(path: str | os.PathLike[str]) -> GgufFile:
 
 def _paths_of(given: GgufFile) -> list[Path]:
     count = _read(given, COUNT_KEY)
-    match = _NAME.fullmatch(given.path.name)
+    match = PART_NAME.fullmatch(given.path.name)
     if match is None or int(match["count"]) != count or not 1 <= int(match["number"]) <= count:
         raise FormatError(
             f"{given.path}: one of {count} files of a split model, which must be named like "

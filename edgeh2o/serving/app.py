@@ -48,6 +48,7 @@ from .requests import (
 
 if TYPE_CHECKING:
     from .answers import AnswerEngine
+    from .fields import Fields
 
 DRAIN_S = 20.0
 _NOT_SERVED = {
@@ -280,14 +281,13 @@ class _Server:
     async def _complete_bare(self, request: Request) -> Response:
         fields = await read_body(request)
         wanted = read_completion_request(fields, self._settings.sampling)
-        return await self._respond_bare(request, fields.flag("return_tokens"), wanted)
-
-    async def _respond_bare(
-        self, request: Request, returns_tokens: bool, wanted: GenerationRequest
-    ) -> Response:
-        name = self._settings.model_name
-        form = CompletionFormat(name, wanted, returns_tokens=returns_tokens)
+        form = self._bare_form(fields, wanted)
+        del fields
         return await self._respond(request, wanted, form)
+
+    def _bare_form(self, fields: Fields, wanted: GenerationRequest) -> CompletionFormat:
+        name, returns_tokens = self._settings.model_name, fields.flag("return_tokens")
+        return CompletionFormat(name, wanted, returns_tokens=returns_tokens)
 
     async def _infill(self, request: Request) -> Response:
         fields = await read_body(request)
@@ -295,7 +295,9 @@ class _Server:
         wanted = await asyncio.to_thread(
             read_infill_request, fields, self._engine.tokenizer, self._settings.sampling
         )
-        return await self._respond_bare(request, fields.flag("return_tokens"), wanted)
+        form = self._bare_form(fields, wanted)
+        del fields
+        return await self._respond(request, wanted, form)
 
     async def _apply_template(self, request: Request) -> Response:
         wanted = read_chat_request(await read_body(request), self._settings.sampling)

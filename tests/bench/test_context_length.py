@@ -29,6 +29,7 @@ from edgeh2o.errors import EdgeH2OError
 from edgeh2o.evaluation.throughput import Workload
 from edgeh2o.formats.fingerprint import fingerprint_weights
 from edgeh2o.formats.gguf import open_gguf
+from tests.bench.tables import cells_of
 from tests.evaluation.pictures import checked_picture, png_size
 from tools.make_tiny_model import write_tiny_model
 
@@ -55,9 +56,7 @@ def make_results() -> Results:
 def test_flatness_is_that_of_tokens_beyond_8192() -> None:
     header, lengths, depths, *flatness = format_tables(make_results())
     assert header == "model-q4_0.gguf, avx2, 2 threads"
-    first, second = (
-        [cell.strip() for cell in row.strip("|").split("|")] for row in lengths.splitlines()[2:]
-    )
+    first, second = map(cells_of, lengths.splitlines()[2:])
     assert first == [
         "8,192",
         "1,050 (1,000 to 1,100)",

@@ -21,6 +21,7 @@ from bench.load import (
     run_to_first_byte,
 )
 from tests.bench.programs import install
+from tests.bench.tables import cells_of
 
 
 def test_a_child_larger_than_this_process_is_measured() -> None:
@@ -70,6 +71,6 @@ def test_ratios_are_ours_over_theirs() -> None:
         theirs=[ProcessCost(1.0, 400 * MIB)],
     )
     row = format_table([measurement]).splitlines()[2]
-    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    cells = cells_of(row)
     assert cells[4] == "0.50 (0.50 to 0.90)"
     assert (cells[6], cells[9]) == ("0.50x", "0.25x")

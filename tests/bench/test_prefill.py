@@ -8,6 +8,7 @@ import pytest
 
 from bench.prefill import Measurement, alternate, format_table, parse_sizes
 from edgeh2o.evaluation.throughput import Workload
+from tests.bench.tables import cells_of
 
 
 def make_measurement(samples: dict[str, list[float]]) -> Measurement:
@@ -46,7 +47,7 @@ def test_the_table_has_every_contestant_and_both_ratios() -> None:
         {"sparse": [1000.0], "dense": [300.0], "fa off": [100.0], "fa on": [200.0]}
     )
     row = format_table([measurement]).splitlines()[2]
-    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    cells = cells_of(row)
     assert cells[:4] == ["model-q4_0.gguf", "avx2 (haswell)", "2", "pp4096"]
     assert cells[4] == "1,000 (1,000 to 1,000)"
     assert cells[-2:] == ["5.00x", "1.50x"]

@@ -22,6 +22,7 @@ from bench.shapes import (
     parse_rates,
 )
 from tests.bench.programs import install
+from tests.bench.tables import cells_of
 
 
 def test_a_file_that_is_there_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -80,9 +81,7 @@ def test_ratios_are_of_medians_ours_over_theirs() -> None:
         },
     )
     tables = format_tables([measurement])
-    prefill, decode, memory = (
-        [cell.strip() for cell in table.splitlines()[2].strip("|").split("|")] for table in tables
-    )
+    prefill, decode, memory = (cells_of(table.splitlines()[2]) for table in tables)
     assert prefill[:3] == ["llama-3.2-1b Q6_K", "4,096", "200 (100 to 300)"]
     assert decode[2] == "20.0 (10.0 to 30.0)"
     assert [prefill[4], decode[4], memory[4]] == ["2.00x", "0.50x", "0.50x"]

@@ -25,7 +25,6 @@ from edgeh2o.evaluation.reading import prefill_prompt
 from edgeh2o.runners.base import SessionShape
 from tests.budget_tables import harmless_table
 from tests.engine.unknown_models import random_prompt
-from tests.tiny_models import TinyModelFactory
 
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
 FEW_TOKENS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
@@ -36,11 +35,10 @@ LONG, LONG_BUDGET = 8192, 192
 
 
 @pytest.fixture
-def path(tiny_model: TinyModelFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EDGEH2O_CACHE", str(tmp_path / "cache"))
+def path(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # However short: tests/engine/test_payoff.py has the lengths from which sparse pays.
     monkeypatch.setattr(payoff, "LEAST_SAVING", -math.inf)
-    return tiny_model(tensor_type="Q8_0", context_length=16384, n_heads=4, model_dim=128)
+    return path
 
 
 @pytest.fixture

@@ -22,19 +22,12 @@ from edgeh2o.engine.plan import RunPlan
 from edgeh2o.engine.saved_plan import fingerprint_of, plan_of_fingerprint
 from edgeh2o.model_config import DecoderConfig
 from tests.budget_tables import harmless_table
-from tests.tiny_models import TinyModelFactory
 
 FEW_TOKENS = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 # Where the conversations of these tests turn to headwise decode.
 SWITCH = 3008
 # Of attention alone, at these lengths and far beyond.
 LENGTHS = (2048, 2500, 3000, 4096, 6000, 8192, 20_000, 100_000)
-
-
-@pytest.fixture
-def path(tiny_model: TinyModelFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EDGEH2O_CACHE", str(tmp_path / "cache"))
-    return tiny_model(tensor_type="Q8_0", context_length=16384, n_heads=4, model_dim=128)
 
 
 @pytest.fixture

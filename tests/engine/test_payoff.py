@@ -19,17 +19,10 @@ from edgeh2o.engine.payoff import choose_reading, count_products, saves_time
 from edgeh2o.engine.plan import RunPlan
 from edgeh2o.model_config import DecoderConfig
 from tests.budget_tables import harmless_table
-from tests.tiny_models import TinyModelFactory
 
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
 # What random weights attend to no memory set keeps.
 UNGUARDED = PrefillConfig(max_error=100)
-
-
-@pytest.fixture
-def path(tiny_model: TinyModelFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EDGEH2O_CACHE", str(tmp_path / "cache"))
-    return tiny_model(tensor_type="Q8_0", context_length=16384, n_heads=4, model_dim=128)
 
 
 @pytest.fixture

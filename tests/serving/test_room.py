@@ -23,10 +23,12 @@ OPTIONS = {
 }
 
 
-def _parts(engine: AnswerEngine) -> dict[str, int]:
-    """What a session takes by itself."""
+def _own_and_shared(engine: AnswerEngine) -> tuple[int, int]:
+    """What a session takes for itself, and what all write to."""
     model, plan = engine.pool.model.model, engine.pool.plan
-    return dict(model.estimate_session_bytes(plan.attention, plan.shape(CONTEXT)))
+    parts = model.estimate_session_bytes(plan.attention, plan.shape(CONTEXT))
+    shared = parts["activations"] + parts["scratch"]
+    return sum(parts.values()) - shared, shared
 
 
 def test_what_all_write_to_counts_once(
@@ -34,10 +36,8 @@ def test_what_all_write_to_counts_once(
 ) -> None:
     """Another conversation was refused for memory that the one before had taken already."""
     with open_engine(serving_model, **OPTIONS) as engine:
-        parts = _parts(engine)
-        shared = parts["activations"] + parts["scratch"]
+        own, shared = _own_and_shared(engine)
         answer(engine, request_of(tokens_of(1100, seed=0)))
-        own = sum(parts.values()) - shared
         left = RESERVE_BYTES + own + shared // 2
         monkeypatch.setattr(memory, "available_bytes", lambda: left)
         answer(engine, request_of(tokens_of(1100, seed=1)))
@@ -48,10 +48,9 @@ def test_what_nobody_has_written_yet_counts(
     serving_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_engine(serving_model, **OPTIONS) as engine:
-        parts = _parts(engine)
-        shared = parts["activations"] + parts["scratch"]
+        own, shared = _own_and_shared(engine)
         answer(engine, request_of(tokens_of(8, seed=0)))
-        left = RESERVE_BYTES + sum(parts.values()) - shared // 2
+        left = RESERVE_BYTES + own + shared - shared // 2
         monkeypatch.setattr(memory, "available_bytes", lambda: left)
         with pytest.raises(ResourceError, match="activations"):
             answer(engine, request_of(tokens_of(1100, seed=1)))
@@ -65,9 +64,7 @@ def test_what_all_write_to_is_not_freed_with_each(
         prompts = [tokens_of(1100, seed) for seed in range(4)]
         for prompt in prompts:
             answer(engine, request_of(prompt))
-        parts = _parts(engine)
-        shared = parts["activations"] + parts["scratch"]
-        own = sum(parts.values()) - shared
+        own, shared = _own_and_shared(engine)
         left = RESERVE_BYTES + own - engine.pool.n_bytes - shared // 2
         monkeypatch.setattr(memory, "available_bytes", lambda: left)
         with pytest.raises(ResourceError, match="available"):
