@@ -32,6 +32,9 @@ GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
         ("smollm3-3b", 128_256, 3_075_098_624),
         ("lfm2-1.2b", 65_536, 1_170_340_608),
         ("llama-3.1-8b", 128_256, 8_030_261_248),
+        ("olmoe-1b-7b", 50_304, 6_919_161_856),
+        ("qwen3-30b-a3b", 151_936, 30_532_122_624),
+        ("gpt-oss-20b", 201_088, 20_914_757_184),
     ],
 )
 def test_shapes_have_the_parameters_of_the_published_models(
@@ -60,7 +63,7 @@ def test_mixtures_are_those_of_llama_quantize() -> None:
 
 
 @pytest.mark.parametrize(
-    "type_name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16"]
+    "type_name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "MXFP4"]
 )
 def test_blocks_decode_to_weights_of_the_standard_deviation(type_name: str) -> None:
     type_id = GGMLQuantizationType[type_name]

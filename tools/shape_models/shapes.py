@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +60,25 @@ class Mamba2:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture in every layer; the width of each is the shape's ``ffn_dim``."""
+
+    n_experts: int
+    n_used: int
+    has_biases: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """Sizes and settings of a model.
 
     Attributes:
         rope_factor: of the scaling of Llama 3.1, from ``trained_context`` tokens; None for none.
         tied: the token embedding is also the output matrix.
-        qk_norms: queries and keys are normed per head.
+        qk_norms: queries and keys are normed per head, or each as a whole ("projection").
         qkv_biases: Q, K and V have biases.
+        experts: networks are mixtures of experts.
+        window: of every other layer; with it the shape has what gpt-oss has, sinks and biases.
         gemma4: what Gemma 3n and 4 have beside these; their other norms, and scales of layers.
         attention_layers: the others have a convolution of ``n_conv_taps`` tokens; empty for all.
         delta_net: what Qwen3.5 has in most layers; its attention has a gate.
@@ -87,8 +99,10 @@ class Shape:
     tied: bool
     rope_factor: float | None = None
     trained_context: int = 8192
-    qk_norms: bool = False
+    qk_norms: bool | Literal["projection"] = False
     qkv_biases: bool = False
+    experts: Experts | None = None
+    window: int | None = None
     gemma4: Gemma4 | None = None
     attention_layers: tuple[int, ...] = ()
     n_conv_taps: int = 0
@@ -273,5 +287,51 @@ SHAPES: Mapping[str, Shape] = {
         norm_epsilon=1e-5,
         tied=False,
         rope_factor=8.0,
+    ),
+    "olmoe-1b-7b": Shape(
+        architecture="olmoe",
+        n_layers=16,
+        model_dim=2048,
+        n_heads=16,
+        n_kv_heads=16,
+        head_dim=128,
+        ffn_dim=1024,
+        context_length=4096,
+        rope_base=1e4,
+        norm_epsilon=1e-5,
+        tied=False,
+        qk_norms="projection",
+        experts=Experts(n_experts=64, n_used=8),
+    ),
+    "qwen3-30b-a3b": Shape(
+        architecture="qwen3moe",
+        n_layers=48,
+        model_dim=2048,
+        n_heads=32,
+        n_kv_heads=4,
+        head_dim=128,
+        ffn_dim=768,
+        context_length=40960,
+        rope_base=1e6,
+        norm_epsilon=1e-6,
+        tied=False,
+        qk_norms=True,
+        experts=Experts(n_experts=128, n_used=8),
+    ),
+    "gpt-oss-20b": Shape(
+        architecture="gpt-oss",
+        n_layers=24,
+        model_dim=2880,
+        n_heads=64,
+        n_kv_heads=8,
+        head_dim=64,
+        ffn_dim=2880,
+        context_length=131072,
+        rope_base=1.5e5,
+        norm_epsilon=1e-5,
+        tied=False,
+        qkv_biases=True,
+        experts=Experts(n_experts=32, n_used=4, has_biases=True),
+        window=128,
     ),
 }

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from gguf import GGMLQuantizationType
 from gguf.constants import GGML_QUANT_SIZES
 
+from tools.shape_models.experts import expert_tensors
 from tools.shape_models.recurrent import recurrent_tensors
 from tools.shape_models.shapes import Shape
 from tools.shape_models.tensor import Tensor
@@ -21,7 +22,9 @@ FILE_TYPES: Mapping[str, tuple[str, str]] = {
     "Q6_K": ("Q6_K", "Q6_K"),
     "Q8_0": ("Q8_0", "Q8_0"),
     "F16": ("F16", "F16"),
+    "MXFP4_MOE": ("Q8_0", "Q8_0"),
 }
+EXPERT_TYPES = {"MXFP4_MOE": "MXFP4"}  # of the experts' matrices, where it is another one
 OUTPUT_TYPE = "Q6_K"  # of the output matrix where the others have fewer bits
 # What takes the place of a type whose blocks of 256 do not divide the rows.
 NARROW_ROWS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
@@ -37,10 +40,12 @@ def shape_tensors(shape: Shape, file_type: str, vocab_size: int) -> Iterator[Ten
     """The tensors of a file, in its order."""
     usual, better = FILE_TYPES[file_type]
 
-    def matrix(name: str, rows: int, cols: int, type_name: str = usual) -> Tensor:
+    def fitting(type_name: str, cols: int) -> str:
         block_size, _ = GGML_QUANT_SIZES[GGMLQuantizationType[type_name]]
-        fits = cols % block_size == 0
-        return Tensor(f"{name}.weight", (rows, cols), type_name if fits else NARROW_ROWS[type_name])
+        return type_name if cols % block_size == 0 else NARROW_ROWS[type_name]
+
+    def matrix(name: str, rows: int, cols: int, type_name: str = usual) -> Tensor:
+        return Tensor(f"{name}.weight", (rows, cols), fitting(type_name, cols))
 
     def vectors(name: str, *sizes: int) -> Tensor:
         return Tensor(name, sizes, "F32")
@@ -86,11 +91,22 @@ def shape_tensors(shape: Shape, file_type: str, vocab_size: int) -> Iterator[Ten
             if shape.qkv_biases:
                 yield vectors(f"{prefix}attn_{name}.bias", rows)
             if shape.qk_norms and name != "v":
-                yield vectors(f"{prefix}attn_{name}_norm.weight", head_dim)
+                n_normed = rows if shape.qk_norms == "projection" else head_dim
+                yield vectors(f"{prefix}attn_{name}_norm.weight", n_normed)
         if shape.attends(layer):
             yield matrix(f"{prefix}attn_output", width, q_dim)
-        norm = "ffn_norm" if shape.delta_net is None else "post_attention_norm"
-        yield vectors(f"{prefix}{norm}.weight", width)
+        if shape.window is not None:
+            yield vectors(f"{prefix}attn_output.bias", width)
+            yield vectors(f"{prefix}attn_sinks.weight", shape.n_heads)
+        is_renamed = (shape.delta_net or shape.window) is not None
+        yield vectors(
+            f"{prefix}{'post_attention_norm' if is_renamed else 'ffn_norm'}.weight", width
+        )
+        if shape.experts is not None:
+            own = EXPERT_TYPES.get(file_type)
+            types = fitting(own or usual, width), fitting(own or mixed, ffn_dim)
+            yield from expert_tensors(prefix, shape, shape.experts, types, vectors)
+            continue
         yield matrix(f"{prefix}ffn_gate", ffn_dim, width)
         yield matrix(f"{prefix}ffn_up", ffn_dim, width)
         yield matrix(f"{prefix}ffn_down", width, ffn_dim, mixed)

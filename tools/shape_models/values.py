@@ -41,6 +41,8 @@ def random_blocks(n_bytes: int, type_name: str, source: np.random.BitGenerator) 
         bits |= 8 << 10
     elif type_name == "Q6_K":
         blocks[:, 208:] = _half(WEIGHT_STD / (73.9 * 18.5))
+    elif type_name == "MXFP4":  # 2.93 times a power of two: 2**-7 and 2**-8, 11 to 5
+        blocks[:, 0] = np.where((blocks[:, 0] & 15) < 11, 120, 119)
     elif type_name in ("Q4_K", "Q5_K"):
         # Each sub-block's minimum is its scale, which `dmin` makes the middle of the steps.
         blocks[:, 8:12] = blocks[:, 4:8]
