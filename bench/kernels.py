@@ -33,7 +33,6 @@ from .reporting import run_script, write_report
 # SmolLM2-135M: q, k and v in one; gate and up in one; down.
 SHAPES = ((960, 576), (3072, 576), (576, 1536))
 TYPES = ("Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q8_0")
-SUPER_BLOCK = 256
 N_HEADS, N_KV_HEADS, HEAD_DIM = 9, 3, 64
 
 
@@ -119,12 +118,13 @@ def measure_products(
 ) -> Iterator[dict[str, Any]]:
     """Rates of the quantised matrix product, and what the rounding of its input costs beside it."""
     from gguf import GGMLQuantizationType, quant_shape_to_byte_shape
+    from gguf.constants import GGML_QUANT_SIZES
 
     random = np.random.default_rng(0)
     quantisation = GGMLQuantizationType[type_name]
     for n_out, depth in SHAPES:
-        if type_name.endswith("_K"):
-            depth = -(-depth // SUPER_BLOCK) * SUPER_BLOCK
+        block_size, _ = GGML_QUANT_SIZES[quantisation]
+        depth = -(-depth // block_size) * block_size
         shape = quant_shape_to_byte_shape((n_out, depth), quantisation)
         # Any bytes make weights: speed does not depend on them.
         weights = _kernels.Weights(
