@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from edgeh2o.config import PACKED_OFF
 from edgeh2o.evaluation.reporting import format_samples, markdown_table
 
 from .errors import LlamaCppError
@@ -60,6 +61,12 @@ def build_parser() -> argparse.ArgumentParser:
     add_models(parser)
     parser.add_argument("-p", type=parse_sizes, default=(16,), help="prompt lengths in tokens")
     parser.add_argument("--text", type=existing_file, default=DEFAULT_TEXT, help="prompts begin it")
+    parser.add_argument(
+        "--packed-weights",
+        default=PACKED_OFF,
+        metavar="auto|off|FOLDER",
+        help="as of edgeh2o; the uncounted run writes them",
+    )
     return parser
 
 
@@ -169,6 +176,7 @@ def measure_load(
             *(sys.executable, "-m", "edgeh2o", "run", str(model), "-f", str(prompt_file)),
             *("-n", "1", "--temp", "0", "--quiet", "--ignore-eos", "-c", str(context_size)),
             *("-t", str(args.threads), "--isa", isa, *batch),
+            *("--packed-weights", args.packed_weights),
         ]
         peer_command = peer.command(
             "llama-completion",

@@ -77,6 +77,10 @@ class Model:
     def isa(self) -> str: ...
     @property
     def weight_bytes(self) -> int: ...
+    @property
+    def mapped_bytes(self) -> int:
+        """Of ``weight_bytes`` those that ``map_packed`` gave."""
+
     def __init__(self, config: DecoderConfig) -> None: ...
     def set_tensor(
         self,
@@ -96,6 +100,35 @@ class Model:
 
     def dequantize(self, name: str) -> NDArray[np.float32]:
         """A weight tensor by its GGUF name, [rows, cols]. ValueError for one that is not set."""
+
+def packed_layout(model: Model) -> tuple[int, int, int]:
+    """What packed matrices depend on besides their weights: a version, then of the kernels in use
+    the columns of a panel and a bit per format.
+    """
+
+def pack_matrix(
+    data: Buffer, type: str, rows: int, cols: int, panel_cols: int, is_signed: bool
+) -> bytes:
+    """A tensor as kernels of such a layout read it, for tests. ValueError for wrong sizes."""
+
+def matrix_names(model: Model) -> set[str]:
+    """Names of the tensors that become packed matrices; all others become vectors."""
+
+def describe_packed(model: Model, name: str) -> tuple[str, int, int, int]:
+    """Type, rows, columns and bytes of a matrix as it is held. ValueError for one not set."""
+
+def write_packed(model: Model, name: str, descriptor: int, offset: int) -> None:
+    """Writes the bytes of a matrix into an open file. ValueError as above, OSError."""
+
+def map_packed(
+    model: Model, descriptor: int, tensors: abc.Sequence[tuple[str, str, str, int, int, int]]
+) -> None:
+    """Lets matrices lie in an open file, which must not become shorter as long as the model lives.
+
+    Each is (name, type of its tensor, type as it is held, rows, cols, byte of the file), a multiple
+    of 64, as ``describe_packed`` said of another model of the same ``packed_layout``. ValueError,
+    before anything is changed, for what is no place of a matrix, OSError.
+    """
 
 class WeightReader:
     """Reads tensors from the open file ``descriptor`` and packs them into ``model``.

@@ -24,6 +24,7 @@ AUTO_LOOKUP, LOOKUP_OFF = "auto", "off"
 MAX_LOOKUP = 15
 MAX_PENALTY, MAX_BIAS = 2, 100  # as OpenAI has them
 AUTO_DRAFT, DRAFT_OFF = "auto", "off"
+PACKED_OFF, PACKED_AUTO = "off", "auto"
 STOP_WHEN_FULL, SHIFT_WHEN_FULL, EVICT_WHEN_FULL = WAYS_WHEN_FULL = ("stop", "shift", "evict")
 ATTENTION_PRECISIONS = ("auto", "f32", "bf16", "f16", "int8")
 # What weights can be written as: tensor types of GGUF, and mixtures of llama-quantize.
@@ -286,6 +287,7 @@ class RuntimeConfig:
     Keys and values of the cache have the number type ``cache_type`` unless ``cache_type_k`` or
     ``cache_type_v`` says another. ``rope`` changes how the model's positions are read. ``draft`` is
     a smaller model, as a model is named, that guesses tokens for the model to check.
+    ``packed_weights`` is where packed weights are kept, ``"auto"``, ``"off"`` or a folder.
     """
 
     context_size: int | None = option(
@@ -336,6 +338,14 @@ class RuntimeConfig:
         help="what matrices of a folder of safetensors are quantised to as they are loaded, such "
         "as q8_0 or q4_k, f32 for not at all (default: q8_0)",
     )
+    packed_weights: str = option(
+        PACKED_OFF,
+        "--packed-weights",
+        metavar="auto|off|FOLDER",
+        help="keep the weights of GGUF models as the kernels read them in a folder, in files of "
+        "the size of the model, which later starts map into memory instead of packing them anew; "
+        "auto: `packed` in the cache folder",
+    )
     device: str = option(
         "auto",
         "--device",
@@ -362,6 +372,11 @@ class RuntimeConfig:
             )
         if self.quantize is not None:
             object.__setattr__(self, "quantize", check_quantised_type(self.quantize))
+        if not isinstance(self.packed_weights, str) or not self.packed_weights:
+            raise UsageError(
+                "packed_weights (--packed-weights) must be auto, off or a folder, got "
+                f"{self.packed_weights!r:.80}"
+            )
         if not isinstance(self.rope, RopeConfig):
             raise UsageError(f"rope must be RopeConfig(...), got {self.rope!r:.80}")
         if self.draft is not None and (not isinstance(self.draft, str) or not self.draft):

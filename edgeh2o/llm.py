@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .attention.base import SparseAttentionConfig
 from .attention.registry import make_sparse_attention
-from .config import PrefillConfig, RuntimeConfig, SamplingParams
+from .config import PACKED_OFF, PrefillConfig, RuntimeConfig, SamplingParams
 from .engine.open_model import OpenModel
 from .engine.opening import load_session
 from .errors import UsageError
@@ -31,12 +31,13 @@ class LLM(OpenModel):
     if missing. ``attention`` is the rule of the prefill: ``HeadwiseConfig``, ``H2OConfig``,
     ``DenseConfig``, a name (``"dense"``) or a mapping: ``{"algorithm": "h2o", "local": 256}``.
     ``context_size``, ``threads``, ``isa``, ``cache_type``, ``cache_type_k``, ``cache_type_v``,
-    ``attention_precision``, ``check_tensors``, ``device``, ``rope``, ``quantize`` and ``draft`` are
-    those of ``RuntimeConfig``; ``seed`` serves calls whose ``SamplingParams`` has none;
-    ``chat_template`` (jinja2) replaces the model's own, with ``chat_template_kwargs`` as variables
-    (``{"enable_thinking": False}``). ``on_progress(stage, done, total)`` counts bytes of "load" and
-    tokens of "prefill"; what ``check(session)`` raises ends the loading. Raises UsageError for a
-    bad option, FormatError for a bad file, ResourceError if memory lacks.
+    ``attention_precision``, ``check_tensors``, ``device``, ``rope``, ``quantize``,
+    ``packed_weights`` and ``draft`` are those of ``RuntimeConfig``; ``seed`` serves calls whose
+    ``SamplingParams`` has none; ``chat_template`` (jinja2) replaces the model's own, with
+    ``chat_template_kwargs`` as variables (``{"enable_thinking": False}``).
+    ``on_progress(stage, done, total)`` counts bytes of "load" and tokens of "prefill"; what
+    ``check(session)`` raises ends the loading. Raises UsageError for a bad option, FormatError for
+    a bad file, ResourceError if memory lacks.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class LLM(OpenModel):
         device: str = "auto",
         rope: RopeConfig = ROPE_OF_FILE,
         quantize: str | None = None,
+        packed_weights: str | Path = PACKED_OFF,
         draft: str | Path | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -79,6 +81,7 @@ class LLM(OpenModel):
                 device=device,
                 rope=rope,
                 quantize=quantize,
+                packed_weights=str(packed_weights),
                 draft=None if draft is None else str(draft),
             ),
             seed=SamplingParams(seed=seed).seed,

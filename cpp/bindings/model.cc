@@ -346,7 +346,9 @@ void bind_model(py::module_& module) {
                              [](Decoder& decoder) { return decoder.weights().balances_keys(); })
       .def_property_readonly("config", &Decoder::config)
       .def_property_readonly("isa", [](Decoder& decoder) { return decoder.weights().table().name; })
-      .def_property_readonly("weight_bytes", [](Decoder& decoder) { return decoder.weights().n_bytes(); });
+      .def_property_readonly("weight_bytes", [](Decoder& decoder) { return decoder.weights().n_bytes(); })
+      .def_property_readonly("mapped_bytes",
+                             [](Decoder& decoder) { return decoder.weights().n_mapped_bytes(); });
   py::class_<BoundWeightReader>(module, "WeightReader")
       .def(py::init(&make_reader<Decoder>), py::arg("model"), py::arg("descriptor"), py::arg("tensors"))
       .def(py::init(&make_reader<cuda::DeviceDecoder>), py::arg("model"), py::arg("descriptor"),

@@ -17,6 +17,7 @@ void bind_chunked_attention(pybind11::module_& module);
 void bind_device(pybind11::module_& module);
 void bind_matmul(pybind11::module_& module);
 void bind_model(pybind11::module_& module);
+void bind_packed_weights(pybind11::module_& module);
 void bind_sequence(pybind11::module_& module);
 void bind_strings(pybind11::module_& module);
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/arena.h"
+#include "base/mapped_file.h"
 #include "isa/kernel_table.h"
 #include "model/decoder_config.h"
 #include "quant/packed_matrix.h"
@@ -105,6 +106,19 @@ class Weights {
   void set_rows(const std::string& name, const std::string& type_name, const uint8_t* data, size_t n_bytes,
                 size_t rows, size_t cols, size_t first, size_t n_rows);
 
+  // A matrix that was packed before: the type of its tensor, that which it has in memory and its shape, and
+  // where its panels begin in a file.
+  struct PackedTensor {
+    std::string name, tensor_type, packed_type;
+    size_t rows, cols, offset;
+  };
+  // Lets these matrices lie in the file, which was packed for the same layout, instead of being set. What the
+  // file says is not trusted: throws std::invalid_argument, before anything is changed, for a matrix that has
+  // no such place in the decoder or in the file.
+  void map_packed(MappedFile file, const std::vector<PackedTensor>& tensors);
+  // The matrix of a tensor. Throws std::invalid_argument for a name that is none's, or was not set.
+  const PackedMatrix& find_packed(const std::string& name) const;
+
   // Throws std::invalid_argument that lists the required tensors that are missing: those that are not filled
   // here, or for which is_filled, if it is given, says so.
   void check_complete(const std::function<bool(const Slot&)>& is_filled = {}) const;
@@ -144,6 +158,7 @@ class Weights {
   const LayerWeights& layer(size_t i) const { return layers_[i]; }
   const KernelTable& table() const { return *table_; }
   size_t n_bytes() const { return n_bytes_; }
+  size_t n_mapped_bytes() const { return n_mapped_bytes_; }  // of these, those that map_packed gave
 
  private:
   void set_matrix(PackedMatrix& matrix, const FormatInfo& info, const uint8_t* data, size_t n_bytes,
@@ -151,13 +166,14 @@ class Weights {
 
   DecoderConfig config_;
   const KernelTable* table_;
+  MappedFile mapped_;
   BlockPool pool_;  // of all matrices; a tensor that is set again leaves its old place unused
   Linear token_embd_, output_;
   std::vector<PackedMatrix> token_inputs_, streams_in_, streams_out_;
   std::vector<float> output_norm_, output_norm_bias_, token_input_norm_;
   std::vector<LayerWeights> layers_;
   std::unordered_map<std::string, Slot> slots_;
-  size_t n_bytes_ = 0;
+  size_t n_bytes_ = 0, n_mapped_bytes_ = 0;
 };
 
 }  // namespace edgeh2o

@@ -259,19 +259,27 @@ void check_tensor_data(const FormatInfo& info, size_t n_bytes, size_t rows, size
 }
 
 PackedMatrix::PackedMatrix(const FormatInfo& info, size_t panel_cols, bool is_signed, size_t rows,
-                           size_t cols, BlockPool* pool)
+                           size_t cols, const uint8_t* panels)
     : format_(info.format),
       is_quantised_(info.is_quantised),
       is_signed_(is_signed),
       rows_(rows),
       cols_(cols),
-      panel_cols_(panel_cols) {
+      panel_cols_(panel_cols),
+      panels_(panels) {
   EH2O_CHECK(rows > 0 && cols > 0, "a matrix of ", rows, " x ", cols, " has no weights");
+  EH2O_CHECK(cols % info.block_values == 0, "rows of ", cols, " weights are not whole ", info.type_name,
+             " blocks of ", info.block_values);
   panel_bytes_ = round_up(is_quantised_ ? quantised_panel_bytes(format_, panel_cols, cols / kBlock)
                                         : cols * panel_cols * info.block_bytes,
                           kAlignment);
-  if (!pool) buffer_ = AlignedBuffer(panel_bytes_ * n_panels());
-  panels_ = pool ? pool->take(panel_bytes_ * n_panels()) : buffer_.data();
+}
+
+PackedMatrix::PackedMatrix(const FormatInfo& info, size_t panel_cols, bool is_signed, size_t rows,
+                           size_t cols, BlockPool* pool)
+    : PackedMatrix(info, panel_cols, is_signed, rows, cols, static_cast<const uint8_t*>(nullptr)) {
+  if (!pool) buffer_ = AlignedBuffer(n_bytes());
+  panels_ = packed_ = pool ? pool->take(n_bytes()) : buffer_.data();
 }
 
 PackedMatrix::PackedMatrix(const FormatInfo& info, size_t panel_cols, bool is_signed, const uint8_t* data,
@@ -285,9 +293,9 @@ PackedMatrix::PackedMatrix(const FormatInfo& info, size_t panel_cols, bool is_si
 void PackedMatrix::pack_rows(const FormatInfo& info, const uint8_t* data, size_t first, size_t n_rows,
                              const int32_t* row_order) {
   const size_t row_bytes = cols_ / info.block_values * info.block_bytes, n_records = cols_ / kBlock;
-  EH2O_DASSERT(info.format == format_ && first % panel_cols_ == 0 && first + n_rows <= rows_);
+  EH2O_DASSERT(packed_ && info.format == format_ && first % panel_cols_ == 0 && first + n_rows <= rows_);
   parallel_for(ceil_div(n_rows, panel_cols_), [&](size_t p, size_t) {
-    uint8_t* panel = panels_ + (first / panel_cols_ + p) * panel_bytes_;
+    uint8_t* panel = packed_ + (first / panel_cols_ + p) * panel_bytes_;
     const size_t n_columns = std::min(panel_cols_, n_rows - p * panel_cols_);
     for (size_t column = 0; column < n_columns; ++column) {
       const size_t i = p * panel_cols_ + column;

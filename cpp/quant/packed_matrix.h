@@ -42,6 +42,10 @@ class PackedMatrix {
   PackedMatrix(const FormatInfo& info, size_t panel_cols, bool is_signed, const uint8_t* data, size_t n_bytes,
                size_t rows, size_t cols, const int32_t* row_order, BlockPool* pool = nullptr);
 
+  // One that was packed before, by these arguments and in kPackedLayoutVersion: its n_bytes() at `panels`,
+  // which must outlive this.
+  PackedMatrix(const FormatInfo& info, size_t panel_cols, bool is_signed, size_t rows, size_t cols,
+               const uint8_t* panels);
   // Memory for such a matrix, whose rows pack_rows fills.
   PackedMatrix(const FormatInfo& info, size_t panel_cols, bool is_signed, size_t rows, size_t cols,
                BlockPool* pool);
@@ -75,7 +79,8 @@ class PackedMatrix {
   bool is_signed_ = false;
   size_t rows_ = 0, cols_ = 0, panel_cols_ = 0, panel_bytes_ = 0;
   AlignedBuffer buffer_;  // empty where the panels lie in a pool
-  uint8_t* panels_ = nullptr;
+  const uint8_t* panels_ = nullptr;
+  uint8_t* packed_ = nullptr;  // the same, where they are packed here
 };
 
 // bfloat16 to single precision.

@@ -15,8 +15,8 @@ from .parser import PREFIX, environment_variable, takes_value
 
 # What users set that is no flag, and what it does; docs/usage.md has it from here.
 VARIABLES = {
-    "EDGEH2O_CACHE": "folder of fetched models and of the tables and profiles of models (default: "
-    "`edgeh2o` in `$XDG_CACHE_HOME`, else `~/.cache/edgeh2o`)",
+    "EDGEH2O_CACHE": "folder of fetched models, of packed weights, and of the tables and profiles "
+    "of models (default: `edgeh2o` in `$XDG_CACHE_HOME`, else `~/.cache/edgeh2o`)",
     "EDGEH2O_ISA": "as `--isa`, for Python too",
     "EDGEH2O_DEVICE": "as `--device`, for Python too",
     "EDGEH2O_LIBCUDA": "the library of NVIDIA's driver (default: `libcuda.so.1`)",

@@ -200,6 +200,7 @@ def open_model(
             device=runtime.device,
             rope=runtime.rope,
             quantize=runtime.quantize,
+            packed_weights=runtime.packed_weights,
             draft=runtime.draft,
             prefill=options.prefill,
             attention=options.attention,

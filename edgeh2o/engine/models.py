@@ -82,3 +82,15 @@ class ModelFile(DescribedModel, Protocol):
         ``meanwhile()`` is called once, while they are loaded where that goes on by itself; what it
         raises ends the loading.
         """
+
+
+def mapped_weight_bytes(model: LoadedModel) -> int:
+    """Bytes of the weights that lie in a file, which the system may drop and read again."""
+    return int(getattr(model, "mapped_weight_bytes", 0))
+
+
+def weight_sizes(model: LoadedModel) -> dict[str, int]:
+    """Bytes of the weights by where they lie."""
+    mapped = mapped_weight_bytes(model)
+    own = {"weights": model.weight_bytes - mapped}
+    return {**own, "mapped_weights": mapped} if mapped else own

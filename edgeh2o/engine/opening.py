@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from .. import isa as instruction_sets
-from ..config import PrefillConfig, RuntimeConfig
+from ..config import PACKED_OFF, PrefillConfig, RuntimeConfig
 from ..errors import ResourceError, UsageError
 from ..formats.gguf_folder import refuse_several
 from ..formats.model_cache import resolve_model
@@ -64,23 +64,27 @@ def open_model(
     rope: RopeConfig = ROPE_OF_FILE,
     *,
     quantize: str | None = None,
+    packed_weights: str = PACKED_OFF,
 ) -> ModelFile:
     """Opens a GGUF file, a folder of safetensors, or the folder or ``.onnx`` file of an ONNX model.
 
-    For a GPU if that is given. ``quantize`` is the type that the matrices of safetensors get.
+    For a GPU if that is given. ``quantize`` is the type that the matrices of safetensors get,
+    ``packed_weights`` where those of GGUF files are kept packed, of the CPU.
     Raises FormatError for a file that cannot be run, ResourceError for one that cannot be read,
     UsageError if packages for it are missing, it does not run on a GPU, or cannot have ``rope``.
     """
     if os.path.isdir(path) or path.suffix == ".onnx":
+        _refuse_packed_weights(path, packed_weights)
         return _open_other(path, device, rope, quantize)
     _refuse_quantize(path, quantize)
     if device is not None:
+        _refuse_packed_weights(path, packed_weights)
         from ..runners.cuda import CudaModelFile
 
         return CudaModelFile(path, device, rope)
     from ..runners.native import NativeModelFile
 
-    return NativeModelFile(path, rope)
+    return NativeModelFile(path, rope, packed_weights=packed_weights)
 
 
 def _open_other(
@@ -115,6 +119,13 @@ def _refuse_quantize(path: Path, quantize: str | None) -> None:
         raise UsageError(
             f"{path}: quantize (--quantize) is for folders of safetensors; "
             "'edgeh2o quantize' turns a GGUF file into another"
+        )
+
+
+def _refuse_packed_weights(path: Path, packed_weights: str) -> None:
+    if packed_weights != PACKED_OFF:
+        raise UsageError(
+            f"{path}: packed_weights (--packed-weights) are for GGUF files on the CPU; leave it out"
         )
 
 
@@ -156,7 +167,13 @@ def load_session(
     path = resolve_model(model)
     opened: list[Session] = []
     device, place = _open_device(runtime.device)
-    with open_model(path, device, runtime.rope, quantize=runtime.quantize) as file:
+    with open_model(
+        path,
+        device,
+        runtime.rope,
+        quantize=runtime.quantize,
+        packed_weights=runtime.packed_weights,
+    ) as file:
         plan = RunPlan.of(file.config, attention, prefill, runtime, **place)
         import_answering()
         draft = None if runtime.draft is None else _load_draft(runtime.draft, runtime, file, plan)
@@ -201,7 +218,8 @@ def _load_draft(model: str, runtime: RuntimeConfig, target: ModelFile, plan: Run
 
     check_kind(target.config, plan.device, "the model")
     path = resolve_model(model)
-    with open_model(path) as file:
+    packed_weights = PACKED_OFF if path.is_dir() else runtime.packed_weights
+    with open_model(path, packed_weights=packed_weights) as file:
         check_kind(file.config, plan.device, f"the draft model {path}")
         check_draft(target.tokenizer, file.tokenizer, path)
         own = replace(runtime, context_size=None, rope=ROPE_OF_FILE, draft=None)

@@ -19,6 +19,7 @@ from .access import ExclusiveAccess, GenerationStream
 from .context_size import choose_context
 from .generate import Generation
 from .learning import Learner, describe_knowledge, describe_newer, may_learn, measure_profile
+from .models import weight_sizes
 from .payoff import describe_decode
 from .prompt_cache import PromptCache, Start
 from .request_checks import check_request
@@ -174,7 +175,7 @@ class Session:
                 "note": "; ".join(filter(None, notes)),
             },
         )
-        sizes = {"weights": self.model.weight_bytes, **runner.memory_bytes}
+        sizes = {**weight_sizes(self.model), **runner.memory_bytes}
         if draft is not None:
             sizes.update(draft.memory_bytes)
         self._generation.describe_run(memory_bytes=sizes)

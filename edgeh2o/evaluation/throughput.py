@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ..attention.base import SparseAttentionConfig
 from ..attention.dense import DenseConfig
+from ..engine.models import weight_sizes
 from ..errors import UsageError
 from .filler import filler_tokens
 from .progress import Progress
@@ -222,7 +223,7 @@ def benchmark_throughput(
                 workload=workload,
                 keys_per_query=runner.pairs_computed / workload.n_cached,
                 samples_tps=tuple(samples[mode]),
-                memory_bytes={"weights": llm.weight_bytes, **runner.memory_bytes},
+                memory_bytes={**weight_sizes(llm.model), **runner.memory_bytes},
                 # Of all rounds, the one that warms up included.
                 cache_bytes_per_token=runner.decode_bytes / (n_rounds * workload.n_decode)
                 if workload.n_decode and runner.decode_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 
 from .. import _core
 from ..attention.base import has_equal_kv_heads
+from ..config import PACKED_OFF
 from ..errors import EdgeH2OError, FormatError, ResourceError, UsageError
 from ..formats.fingerprint import fingerprint_file
 from ..formats.gguf import GgufFile, TensorInfo
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 
     from ..attention.base import SparseAttentionConfig
     from ..formats.model_tensors import ModelTensors
+    from ..models.tensors import TensorBinding
     from ..tokenizer import Tokenizer
+    from .packed_weights import KeptWeights
 
 
 class GgufModelFile:
@@ -52,14 +55,15 @@ class GgufModelFile:
         self.path = path
         sizes = [binding.held_bytes for binding in self._bindings]
         self.n_weight_bytes, self.n_mapped_bytes = sum(sizes), mapped_bytes(sizes)
-        self._n_read_bytes = sum(binding.n_bytes for binding in self._bindings)
 
     def _open(self, path: Path) -> ModelTensors:
         return open_model_file(path)
 
-    def _start_loading(self, core_model: _core.Model | _core.DeviceModel) -> WeightLoading:
+    def _start_loading(
+        self, core_model: _core.Model | _core.DeviceModel, bindings: Sequence[TensorBinding]
+    ) -> WeightLoading:
         assert isinstance(self._gguf, GgufFile)
-        return WeightLoading(readers_of(core_model, self._gguf, self._bindings), self._n_read_bytes)
+        return WeightLoading(readers_of(core_model, self._gguf, bindings), _bytes_of(bindings))
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -108,11 +112,17 @@ class GgufModelFile:
         check_tensors: bool,
         on_bytes: OnBytes | None,
         meanwhile: Callable[[], None] | None,
+        bindings: Sequence[TensorBinding] | None = None,
     ) -> Tokenizer:
-        """Fills the model of the core, and builds the tokenizer meanwhile; see ``load``."""
-        loading = self._start_loading(core_model)
+        """Fills the model of the core, and builds the tokenizer meanwhile; see ``load``.
+
+        ``bindings`` are those that are not there yet, by default all.
+        """
+        bindings = self._bindings if bindings is None else bindings
+        n_bytes = _bytes_of(bindings)
+        loading = self._start_loading(core_model, bindings)
         if on_bytes is not None:
-            on_bytes(0, self._n_read_bytes)
+            on_bytes(0, n_bytes)
         try:
             if check_tensors:
                 for info in self.tensors:
@@ -130,14 +140,23 @@ class GgufModelFile:
         except MemoryError:
             raise ResourceError(
                 f"{self.path}: out of memory after {loading.n_bytes_done} of "
-                f"{self._n_read_bytes} bytes of weights; use a smaller model or a stronger "
+                f"{n_bytes} bytes of weights; use a smaller model or a stronger "
                 "quantisation"
             ) from None
         return tokenizer
 
 
 class NativeModelFile(GgufModelFile):
-    """A GGUF file for the decoder of the CPU."""
+    """A GGUF file for the decoder of the CPU.
+
+    ``packed_weights`` is that of ``RuntimeConfig``.
+    """
+
+    def __init__(
+        self, path: Path, rope: RopeConfig = ROPE_OF_FILE, *, packed_weights: str = PACKED_OFF
+    ) -> None:
+        super().__init__(path, rope)
+        self._packed_weights = packed_weights
 
     def estimate_session_bytes(
         self, attention: SparseAttentionConfig, shape: SessionShape
@@ -157,13 +176,29 @@ class NativeModelFile(GgufModelFile):
         One tensor at a time, or 8 MiB of a large one, is held as it is stored, so that the peak
         stays near the packed size. ``check_tensors`` refuses NaN and infinite weights, at the cost
         of one more pass over the data. ``on_bytes(done, total)`` counts bytes of the file.
-        ``meanwhile()`` is called once the packing has begun.
+        ``meanwhile()`` is called once the packing has begun. Matrices that were kept are mapped.
         """
         core_model = _core.Model(core_config(self.config))
+        kept = self._kept_weights(core_model)
+        is_mapped = kept is not None and kept.map()
         tokenizer = self._read_weights(
-            core_model, check_tensors=check_tensors, on_bytes=on_bytes, meanwhile=meanwhile
+            core_model,
+            check_tensors=check_tensors,
+            on_bytes=on_bytes,
+            meanwhile=meanwhile,
+            bindings=kept.vectors if kept is not None and is_mapped else None,
         )
+        if kept is not None and not is_mapped:
+            kept.write()
         return NativeModel(core_model, self, tokenizer)
+
+    def _kept_weights(self, core_model: _core.Model) -> KeptWeights | None:
+        if self._packed_weights == PACKED_OFF:
+            return None
+        from .packed_weights import KeptWeights
+
+        assert isinstance(self._gguf, GgufFile)
+        return KeptWeights(self._packed_weights, core_model, self._gguf, self._bindings)
 
 
 class GgufModel:
@@ -205,6 +240,11 @@ class NativeModel(GgufModel):
     def weight_bytes(self) -> int:
         """Bytes of the packed weights."""
         return self._core_model.weight_bytes
+
+    @property
+    def mapped_weight_bytes(self) -> int:
+        """Of these, those that lie in a file (``packed_weights``)."""
+        return self._core_model.mapped_bytes
 
     def dequantize(self, name: str) -> NDArray[np.float32]:
         """A weight tensor by its name in the file, [rows, cols]."""
@@ -267,6 +307,11 @@ def estimate_session_bytes(
         return _core.Sequence.estimate_bytes(decoder_config, policy, **asdict(shape))
     except ValueError as error:
         raise UsageError(f"the model cannot be run with these options: {error}") from None
+
+
+def _bytes_of(bindings: Sequence[TensorBinding]) -> int:
+    """Of the file, as they are read."""
+    return sum(binding.n_bytes for binding in bindings)
 
 
 def check_tensors(file: ModelTensors) -> None:

@@ -42,10 +42,13 @@ class SafetensorsModelFile(NativeModelFile):
         assert isinstance(self._gguf, ConvertedFolder)
         return self._gguf
 
-    def _start_loading(self, core_model: _core.Model | _core.DeviceModel) -> WeightLoading:
+    def _start_loading(
+        self, core_model: _core.Model | _core.DeviceModel, bindings: Sequence[TensorBinding]
+    ) -> WeightLoading:
         assert isinstance(core_model, _core.Model)
-        reader = _ConvertingReader(core_model, self.converted, self._bindings)
-        return WeightLoading([(self.path, reader)], self._n_read_bytes)
+        reader = _ConvertingReader(core_model, self.converted, bindings)
+        n_bytes = sum(binding.n_bytes for binding in bindings)
+        return WeightLoading([(self.path, reader)], n_bytes)
 
     @cached_property
     def _settings(self) -> dict[str, Any]:

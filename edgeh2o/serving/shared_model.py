@@ -8,6 +8,7 @@ from weakref import ref
 
 from .. import _core
 from ..engine.full_context import check_eviction
+from ..engine.models import mapped_weight_bytes
 from .call_grid import CallGrid
 from .scheduler import Scheduler
 from .shared_runner import SHARED_PARTS, SharedRunner
@@ -77,6 +78,10 @@ class SharedModel:
     @property
     def weight_bytes(self) -> int:
         return self.model.weight_bytes
+
+    @property
+    def mapped_weight_bytes(self) -> int:
+        return mapped_weight_bytes(self.model)
 
     @property
     def shows_attention(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -13,6 +14,7 @@ from edgeh2o import LLM, SamplingParams
 from edgeh2o.cli.main import main
 from edgeh2o.errors import UsageError
 from edgeh2o.export.gguf import quantize_model
+from edgeh2o.runners.native import NativeModelFile
 from tests.formats import raw_gguf as raw
 from tests.tiny_models import TinyModelFactory
 
@@ -57,6 +59,21 @@ def test_a_split_model_answers_as_the_whole_one(
     with LLM(paths[given]) as llm:
         assert llm.generate("the thing is", GREEDY).token_ids == expected
         assert llm.weight_bytes == weight_bytes
+
+
+def test_its_packed_weights_are_kept_until_one_of_its_files_changes(
+    tmp_path: Path, tiny_model: TinyModelFactory
+) -> None:
+    whole = tiny_model(tensor_type="Q4_0")
+    n_tensors = len(gguf.GGUFReader(whole).tensors)
+    parts = split(whole, tmp_path, [5, n_tensors - 5])
+    n_mapped = []
+    for change in (False, False, True, False):
+        if change:
+            os.utime(parts[1], ns=(1, 1))
+        with NativeModelFile(parts[0], packed_weights=str(tmp_path / "kept")) as file:
+            n_mapped.append(file.load().mapped_weight_bytes)
+    assert [n > 0 for n in n_mapped] == [False, True, False, True]
 
 
 def test_none_of_its_files_is_written_over(tmp_path: Path, tiny_model: TinyModelFactory) -> None:
