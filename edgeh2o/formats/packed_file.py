@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 from _blake2 import blake2b
 from collections.abc import Callable, Sequence
@@ -139,10 +140,14 @@ def write_packed_file(
 
 
 def seal_packed(path: Path, descriptor: int, table: bytes, end: int) -> None:
-    """Writes the table behind matrices that end at ``end``, and the head. Raises OSError."""
+    """Writes the table behind the matrices of ``path``, which end at ``end``, and the head.
+
+    Raises OSError, and FormatError where another process has cut the file short.
+    """
     os.ftruncate(descriptor, end)
     _write_at(descriptor, end, table)
-    digest = _digest(path, descriptor, table, end)
+    with path.open("rb") as file:  # the descriptor may be for writing alone
+        digest = _digest(path, file.fileno(), table, end)
     head = _HEAD.pack(MAGIC, FORMAT_VERSION, len(table), end, digest)
     _write_at(descriptor, 0, head.ljust(HEAD_BYTES, b"\0"))
 
@@ -185,13 +190,14 @@ def _parse_table(text: bytes) -> PackedTable | None:
     texts = [table.key, table.model, *(text for each in matrices for text in each[:2])]
     counts = [count for each in matrices for count in each[2:]]
     are_texts = all(isinstance(each, str) for each in texts)
-    return table if are_texts and all(type(each) is int for each in counts) else None
+    are_counts = all(type(each) is int and 0 < each < 2**63 for each in counts)
+    are_words = are_texts and all(re.fullmatch(r"\w+", each.type_name, re.A) for each in matrices)
+    return table if are_words and are_counts else None
 
 
 def _lies_within(matrix: PackedMatrix, end: int) -> bool:
     begin = matrix.offset
-    is_placed = begin >= HEAD_BYTES and begin % ALIGNMENT == 0
-    return is_placed and 0 < matrix.n_bytes <= end - begin and min(matrix.rows, matrix.cols) > 0
+    return begin >= HEAD_BYTES and begin % ALIGNMENT == 0 and matrix.n_bytes <= end - begin
 
 
 def _digest(path: Path, descriptor: int, table: bytes, end: int) -> bytes:

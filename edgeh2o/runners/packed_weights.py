@@ -95,7 +95,7 @@ class KeptWeights:
         ]
         try:
             _core.map_packed(self._core_model, descriptor, places)
-        except (ValueError, OverflowError, TypeError) as error:
+        except ValueError as error:
             raise FormatError(f"{path}: {error}") from None
         except OSError as error:
             raise FormatError(f"{path}: cannot be mapped: {error.strerror}") from None

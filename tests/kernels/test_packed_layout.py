@@ -16,7 +16,32 @@ ROWS, COLS = 19, 512
 LAYOUTS = [(8, False), (16, False), (16, True), (8, True), (1, False)]
 VERSION = 1
 # Of each type, the hash of a matrix in all layouts.
-GOLDEN: dict[str, str] = {}
+GOLDEN = {
+    "BF16": "c689aa5634066953",
+    "F16": "b23e6adcc66d757c",
+    "F32": "7128d12ec62df436",
+    "IQ2_S": "84c2273b31a489e9",
+    "IQ2_XS": "374c47a23295c60f",
+    "IQ2_XXS": "92ed94ce0123fb9c",
+    "IQ3_S": "36d5327bc75992e1",
+    "IQ3_XXS": "9736316561fc670e",
+    "IQ4_NL": "b9830b8b618c4016",
+    "IQ4_XS": "b27bc3e991bbe2f0",
+    "MXFP4": "d6534d279a4459f8",
+    "NVFP4": "34b199230eac3ea6",
+    "Q1_0": "5c6a834456d7801c",
+    "Q2_0": "fc977d0109937452",
+    "Q2_K": "2ea48d81864845ee",
+    "Q3_K": "ed0a4149913d6398",
+    "Q4_0": "bc24707965726ffb",
+    "Q4_1": "9e696249ef0085f5",
+    "Q4_K": "b791594210b29e05",
+    "Q5_0": "4e50aa2604b73825",
+    "Q5_1": "ee030ef820f34c4d",
+    "Q5_K": "f19c266889424802",
+    "Q6_K": "709d5237ef14813b",
+    "Q8_0": "66df5d493fef5811",
+}
 BLOCKS = {item.name: item for item in TENSOR_TYPES.values()}
 
 

@@ -36,7 +36,7 @@ MODELS: dict[str, dict[str, object]] = {
     "experts": {"architecture": "qwen3moe", "tensor_type": "Q4_0"},
     "latent": {"architecture": "deepseek2"},
     "fused": {"architecture": "phi3"},
-    "recurrent": {"architecture": "falcon_h1"},
+    "recurrent": {"architecture": "falcon-h1"},
     "inputs-per-token": {"architecture": "gemma3n"},
 }
 
@@ -221,8 +221,9 @@ def test_a_damaged_file_is_named_and_made_anew(
     [
         ({"rows": 1}, "is 1 x"),
         ({"cols": 2**62}, "expected"),
-        ({"rows": 2**64}, "file"),
+        ({"rows": 2**64}, "table cannot be"),
         ({"type_name": "F32"}, "is not held as F32"),
+        ({"type_name": "F\ud800"}, "table cannot be"),
         ({"type_name": "Q9_Z"}, "Q9_Z is not supported"),
         ({"name": "output_norm.weight"}, "not those of the model"),
         ({"offset": 2**30}, "table cannot be"),
