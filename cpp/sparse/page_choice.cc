@@ -1,38 +1,96 @@
 #include "sparse/page_choice.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
+#include <numeric>
+#include <utility>
 
 namespace edgeh2o {
 
-// Digit by digit from the highest: a sort by comparisons takes four times as long.
-BestScores::BestScores(const float* scores, size_t n, size_t n_kept, uint32_t* keys)
-    : keys_(keys), n_(n), n_equal_(n) {
-  constexpr uint32_t kSign = uint32_t{1} << 31;
+namespace {
+
+// So many scores say about where the lowest that is kept lies.
+constexpr size_t kSamples = 256, kLeastSampled = 4 * kSamples;
+
+// Numbers that order as the scores do.
+uint32_t order_of(float score) {
+  uint32_t bits;
+  std::memcpy(&bits, &score, sizeof(bits));
+  return bits ^ (-(bits >> 31) | uint32_t{1} << 31);
+}
+
+// Numbers between which the n_kept-th highest of n most likely lies, both included.
+std::pair<uint32_t, uint32_t> find_bracket(const float* scores, size_t n, size_t n_kept) {
+  uint32_t samples[kSamples], low = 0, high = UINT32_MAX;
+  for (size_t i = 0; i < kSamples; ++i) samples[i] = order_of(scores[i * n / kSamples]);
+  const float part = static_cast<float>(n_kept) / static_cast<float>(n),
+              deviation = std::sqrt(kSamples * part * (1.0f - part));
+  const auto rank = static_cast<size_t>(kSamples * part), margin = static_cast<size_t>(3.0f * deviation) + 1;
+  const auto highest = [&](size_t rank) {
+    std::nth_element(samples, samples + rank, samples + kSamples, std::greater<>());
+    return samples[rank];
+  };
+  if (rank + margin < kSamples) low = highest(rank + margin);
+  if (rank >= margin) high = highest(rank - margin);
+  return {low, high};
+}
+
+}  // namespace
+
+// Loops over all scores have no branches, since nothing predicts which are kept. Those near the lowest of
+// them are few, and counted in buckets of an ever smaller range: digits of all of them take twice as long.
+BestScores::BestScores(const float* scores, size_t n, size_t n_kept, uint32_t* scratch)
+    : kept_(scratch + n), n_kept_(std::min(n, n_kept)) {
+  uint32_t *keys = scratch, *rest = scratch + n;
+  if (n_kept_ == n) std::iota(rest, rest + n, uint32_t{0});
+  if (n_kept_ == n || n_kept_ == 0) return;
+  auto [low, high] = n < kLeastSampled ? std::pair{uint32_t{0}, UINT32_MAX} : find_bracket(scores, n, n_kept);
+  size_t n_above = 0, n_rest = 0;
   for (size_t i = 0; i < n; ++i) {
-    uint32_t bits;
-    std::memcpy(&bits, scores + i, sizeof(bits));
-    keys[i] = bits & kSign ? ~bits : bits | kSign;
+    const uint32_t key = order_of(scores[i]);
+    keys[i] = rest[n_rest] = key;
+    n_above += key > high;
+    n_rest += key - low <= high - low;
   }
-  if (n_kept >= n) return;
-  constexpr uint32_t kDigitBits = 11, kDigits = uint32_t{1} << kDigitBits;
-  uint32_t* rest = keys + n;  // those that share the digits so far
-  std::copy_n(keys, n, rest);
-  size_t n_rest = n;
-  n_equal_ = n_kept;
-  for (const uint32_t shift : {21u, 10u, 0u}) {
-    const auto digit = [shift](uint32_t key) { return key >> shift & (kDigits - 1); };
-    uint32_t counts[kDigits] = {};
-    for (size_t i = 0; i < n_rest; ++i) ++counts[digit(rest[i])];
-    uint32_t found = kDigits - 1;
-    while (counts[found] < n_equal_) n_equal_ -= counts[found--];
-    lowest_ |= found << shift;
+  if (n_above >= n_kept || n_above + n_rest < n_kept) {
+    std::copy_n(keys, n, rest);
+    low = 0, high = UINT32_MAX;
+    n_above = 0, n_rest = n;
+  }
+  size_t n_wanted = n_kept - n_above;  // of the rest
+  while (low < high) {
+    constexpr uint32_t kBuckets = 256;
+    uint32_t shift = 0, counts[kBuckets] = {};
+    while ((high - low) >> shift >= kBuckets) ++shift;
+    for (size_t i = 0; i < n_rest; ++i) ++counts[(rest[i] - low) >> shift];
+    uint32_t found = kBuckets - 1;
+    while (counts[found] < n_wanted) n_wanted -= counts[found--];
+    low += found << shift;
+    high = low + std::min(high - low, (uint32_t{1} << shift) - 1);
     size_t n_found = 0;
     for (size_t i = 0; i < n_rest; ++i) {
-      if (digit(rest[i]) == found) rest[n_found++] = rest[i];
+      const uint32_t key = rest[i];
+      rest[n_found] = key;
+      n_found += key - low <= high - low;
     }
     n_rest = n_found;
+  }
+  uint32_t* const kept = rest;
+  size_t n_found = 0;
+  for (size_t i = 0; i < n; ++i) {
+    kept[n_found] = static_cast<uint32_t>(i);
+    n_found += keys[i] >= low;
+  }
+  if (n_found == n_kept) return;
+  uint32_t* next = kept;
+  for (size_t i = 0; i < n_found; ++i) {  // of those like the lowest the first
+    const bool is_lowest = keys[kept[i]] == low;
+    if (is_lowest && n_wanted == 0) continue;
+    n_wanted -= is_lowest;
+    *next++ = kept[i];
   }
 }
 
@@ -73,10 +131,15 @@ void PageChoice::score_decode(size_t slot, const SelectionInput& input, size_t p
   float* out = scores(head.index) + first * PageBounds::kBlockPages;
   input.page_kernels->score_blocks(out, stride, queries(head.index), width, head.group_size, nullptr, width,
                                    bounds_.block(slot, first), end - first, width);
-  const size_t n_pages = (end - first) * PageBounds::kBlockPages;
-  for (size_t g = 1; g < head.group_size; ++g) {
-    const float* others = out + g * stride;
-    for (size_t i = 0; i < n_pages; ++i) out[i] = std::max(out[i], others[i]);
+  constexpr size_t kPages = PageBounds::kBlockPages;
+  for (size_t block = first; block < end; ++block, out += kPages) {
+    float best[kPages];  // nothing else is written: gcc 12 takes vectors
+    std::copy_n(out, kPages, best);
+    for (size_t g = 1; g < head.group_size; ++g) {
+      const float* others = out + g * stride;
+      for (size_t i = 0; i < kPages; ++i) best[i] = best[i] < others[i] ? others[i] : best[i];
+    }
+    std::copy_n(best, kPages, out);
   }
 }
 

@@ -4,6 +4,7 @@
 // everywhere outvote the one that looks something up.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -16,23 +17,18 @@ namespace edgeh2o {
 // The n_kept highest of n scores, of equal ones the first; NaN counts as the highest.
 class BestScores {
  public:
-  // keys: scratch [2][n], used as long as this.
-  BestScores(const float* scores, size_t n, size_t n_kept, uint32_t* keys);
+  // scratch: [2][n], used as long as this.
+  BestScores(const float* scores, size_t n, size_t n_kept, uint32_t* scratch);
 
   // f(i) for those that are kept, in ascending order.
   template <typename F>
   void for_each(const F& f) const {
-    size_t n_equal = n_equal_;
-    for (size_t i = 0; i < n_; ++i) {
-      if (keys_[i] > lowest_ || (keys_[i] == lowest_ && n_equal > 0 && n_equal-- > 0)) f(i);
-    }
+    std::for_each(kept_, kept_ + n_kept_, f);
   }
 
  private:
-  const uint32_t* keys_;  // [n] order as the scores do
-  size_t n_;
-  uint32_t lowest_ = 0;  // that is kept
-  size_t n_equal_;       // how many like it
+  const uint32_t* kept_;  // [n_kept], ascending
+  size_t n_kept_;
 };
 
 class PageChoice {
@@ -67,7 +63,7 @@ class PageChoice {
   // The slots of one layer run in parallel: [max_layer_slots] each.
   float* queries_ = nullptr;      // [group_size][2 * key_dim] what is positive, then what is negative
   float* scores_ = nullptr;       // [group_size][max_pages]
-  uint32_t* keys_ = nullptr;      // [2][max_pages]
+  uint32_t* keys_ = nullptr;      // [2][max_pages] scratch of BestScores
   int32_t* positions_ = nullptr;  // [max_context]
 };
 

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeh2o import QuestConfig, RocketKvConfig
+from edgeh2o import QuestConfig, RocketKvConfig, _core
 from edgeh2o.errors import UsageError
 from tests.ops.attention_case import Shape, decode, make_attention, prefill
 from tests.reference.cached_rows import DECODE_ATOL, stored
 from tests.reference.pages import largest_bounds
 from tests.reference.qkv import random_qkv
+from tests.reference.quest import QuestLayer
 from tests.reference.rocketkv import keep_rows, page_logits
 from tests.sparse.policies import PAGED, PolicyCase
 
@@ -69,6 +70,34 @@ def test_prompts_and_generated_tokens_take_turns(case: PolicyCase, cache_type: s
             output = decode(attention, qkv, position)
             np.testing.assert_allclose(output, expected, rtol=0, atol=3 * DECODE_ATOL[cache_type])
         begin = end + n_decoded
+
+
+@pytest.mark.parametrize("period", [None, 12, 7])
+def test_thousands_of_pages_many_of_which_score_alike(period: int | None) -> None:
+    """Ties go to the lower page; a sample of one page in twelve may show all that score most."""
+    n_tokens, shape = 3072, Shape(n_kv_heads=2, group=2, head_dim=32)
+    rng = np.random.default_rng(8)
+    q, k, v = random_qkv(7, n_tokens=n_tokens + 2, **shape.heads)
+    # Whole numbers of one size: their sums are exact, and their bounds too.
+    q, k = np.rint(2 * q), rng.integers(-1, 2, k.shape).astype(np.float64)
+    k[:, :, ::32] = 1  # the largest of every block
+    if period is not None:
+        k[:, ::period] = np.sign(q[::2, -2:-1])
+    attention = make_attention(
+        _core.quest_policy(tokens=700, page_size=1, dense_layers=0),
+        shape,
+        chunk_size=1024,
+        max_context=n_tokens + 2,
+        cache_type="f32",
+    )
+    oracle = QuestLayer(tokens=700, page_size=1)
+    prefill(attention, (q[:, :n_tokens], k[:, :n_tokens], v[:, :n_tokens]), stays_open=True)
+    oracle.prefill(q[:, :n_tokens], k[:, :n_tokens], v[:, :n_tokens], is_last=True)
+    for position in (n_tokens, n_tokens + 1):
+        now = slice(position, position + 1)
+        expected = oracle.decode(q[:, now], k[:, now], v[:, now])
+        output = decode(attention, (q, k, v), position)
+        np.testing.assert_allclose(output, expected, rtol=0, atol=DECODE_ATOL["f32"])
 
 
 @pytest.mark.parametrize(
