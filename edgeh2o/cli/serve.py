@@ -160,9 +160,10 @@ def execute(args: argparse.Namespace) -> int:
         )
 
     from ..serving.answers import AnswerEngine
-    from ..serving.app import ServerSettings, make_app
+    from ..serving.app import make_app
     from ..serving.loading_notice import LoadingNotice
     from ..serving.server import open_socket, run_server
+    from ..serving.server_settings import ServerSettings
 
     logging.getLogger("edgeh2o.serving").setLevel(logging.INFO if args.verbose else logging.WARNING)
     listening = open_socket(args.host, args.port)  # before the weights are read

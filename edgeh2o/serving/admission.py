@@ -149,7 +149,9 @@ class Admission:
     async def answer(
         self, request: GenerationRequest, ticket: Ticket
     ) -> AsyncGenerator[Event, None]:
-        """The events of an answer; of progress only the latest. Raises what the engine raises.
+        """The events of an answer; of progress the first and the latest.
+
+        Raises what the engine raises.
 
         Left early, the request is cancelled, and its thread waited for.
         """
@@ -169,10 +171,12 @@ class Admission:
                 loop.call_soon_threadsafe(events.put_nowait, None)
 
         done = loop.run_in_executor(self._threads, work)
+        is_first = True
         try:
             while (event := await events.get()) is not None:
-                if isinstance(event, Progress) and not events.empty():
+                if isinstance(event, Progress) and not events.empty() and not is_first:
                     continue
+                is_first = False
                 yield event
             await done
         finally:

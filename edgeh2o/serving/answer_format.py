@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from .answers import Finished, Piece, Progress
+from .api_error import ApiError
 
 Chunk = dict[str, Any]
 
@@ -14,20 +15,27 @@ Chunk = dict[str, Any]
 class AnswerFormat(ABC):
     """One answer, said whole or as the chunks of a stream.
 
-    ``is_done_said``: whether ``[DONE]`` ends the stream. ``place`` is where it is answered, once
-    that is known.
+    ``is_done_said``: whether ``[DONE]`` ends the stream; ``is_named``: whether its events are named
+    by the "type" of their chunks. ``heartbeat`` says that the stream goes on, by a comment if it is
+    none. ``place`` is where it is answered, once that is known.
     """
 
     is_done_said = True
+    is_named = False
+    heartbeat: ClassVar[Chunk | None] = None
     place = -1
 
     def begin(self) -> Iterator[Chunk]:
         """The first chunks of a stream."""
         yield from ()
 
-    @abstractmethod
-    def progress(self, progress: Progress) -> Chunk:
-        """What of the prompt is read."""
+    def begin_reading(self, progress: Progress) -> Iterator[Chunk]:
+        """The chunks of a stream once the request is at work, and what is cached is known."""
+        yield from ()
+
+    def progress(self, progress: Progress) -> Chunk | None:
+        """What of the prompt is read; None where only a heartbeat says so."""
+        return None
 
     @abstractmethod
     def pieces(self, piece: Piece) -> Iterator[Chunk]:
@@ -36,6 +44,10 @@ class AnswerFormat(ABC):
     @abstractmethod
     def end(self, finished: Finished) -> Iterator[Chunk]:
         """The last chunks."""
+
+    def fail(self, error: ApiError) -> Iterator[Chunk]:
+        """The last chunks of a stream that ends by an error."""
+        yield error.to_dict()
 
     @abstractmethod
     def whole(self, pieces: Sequence[Piece], finished: Finished) -> Chunk:

@@ -227,6 +227,9 @@ class AnswerEngine:
                         is_end = chunk.token_id in self.tokenizer.eog_ids
                         segments += parser.finish(is_cut=not is_end)
                     calls += [segment for segment in segments if segment.call is not None]
+                    is_done = request.is_one_call and bool(calls)
+                    if is_done:
+                        del segments[segments.index(calls[0]) + 1 :], calls[1:]
                     record = None
                     if top is not None and chunk.logprob is not None:
                         record = self._record(chunk.token_id, chunk.logprob, top.records[index])
@@ -238,6 +241,8 @@ class AnswerEngine:
                     of_token = (records[certain[-1]], ids[certain[-1]]) if certain else ()
                     emit(Piece(tuple(segments), *of_token))
                     n_told, stop_text = max(n_told, chunk.certain_tokens), chunk.stop_text
+                    if is_done:
+                        break
                 result = stream.result()
             finally:
                 ticket.attach(None)

@@ -1,4 +1,4 @@
-"""Refusals in the form of OpenAI's interface, and what the engine's errors become there."""
+"""Refusals in the form of each interface, and what the engine's errors become there."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ from ..errors import (
 from .scheduler import CancelledError
 
 INVALID_REQUEST = "invalid_request_error"
+ANTHROPIC_PATH = "/v1/messages"  # and below
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
 class ApiError(EdgeH2OError):
@@ -33,23 +42,47 @@ class ApiError(EdgeH2OError):
         self.param, self.code = param, code
 
     def to_dict(self) -> dict[str, Any]:
-        """The body, fit for JSON."""
+        """The body in the form of OpenAI's interface, fit for JSON."""
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return {"error": error}
 
+    def to_anthropic_dict(self) -> dict[str, Any]:
+        """The body in the form of Anthropic's."""
+        kind = _ANTHROPIC_KINDS.get(
+            self.status, "api_error" if self.status >= 500 else INVALID_REQUEST
+        )
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
 
-def context_length_exceeded(n_tokens: int, limit: int, *, is_least: bool = False) -> ApiError:
+    def describe(self, path: str) -> dict[str, Any]:
+        """The body in the form of the interface that has ``path``."""
+        is_anthropic = path == ANTHROPIC_PATH or path.startswith(f"{ANTHROPIC_PATH}/")
+        return self.to_anthropic_dict() if is_anthropic else self.to_dict()
+
+
+class PromptTooLongError(ApiError):
     """The refusal by which clients know that they have to shorten a conversation.
 
-    ``is_least``: of a prompt that was not tokenised, because it has more than so many at any rate.
+    ``is_least``: of a prompt that was not tokenised, because it has more than ``n_tokens`` at any
+    rate.
     """
-    counted = f"at least {n_tokens}" if is_least else str(n_tokens)
-    return ApiError(
-        f"This model's maximum context length is {limit} tokens. However, your messages resulted "
-        f"in {counted} tokens. Please reduce the length of the messages.",
-        param="messages",
-        code="context_length_exceeded",
-    )
+
+    def __init__(self, n_tokens: int, limit: int, *, is_least: bool = False) -> None:
+        counted = f"at least {n_tokens}" if is_least else str(n_tokens)
+        super().__init__(
+            f"This model's maximum context length is {limit} tokens. However, your messages "
+            f"resulted in {counted} tokens. Please reduce the length of the messages.",
+            param="messages",
+            code="context_length_exceeded",
+        )
+        self._n_tokens, self._limit = n_tokens, limit
+
+    def to_anthropic_dict(self) -> dict[str, Any]:
+        """In the words by which agents know it there."""
+        told = super().to_anthropic_dict()
+        told["error"]["message"] = (
+            f"prompt is too long: {self._n_tokens} tokens > {self._limit} maximum"
+        )
+        return told
 
 
 def as_api_error(error: BaseException) -> ApiError:
@@ -61,7 +94,7 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, ResourceError):
         return ApiError(str(error), status=503, kind="server_error", code="out_of_memory")
     if isinstance(error, ContextLengthError):
-        return context_length_exceeded(error.n_tokens, error.limit, is_least=True)
+        return PromptTooLongError(error.n_tokens, error.limit, is_least=True)
     if isinstance(error, (UsageError, FormatError)):
         return ApiError(str(error))
     if isinstance(error, EdgeH2OError):

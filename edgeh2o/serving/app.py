@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -18,12 +16,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from .._version import __version__
-from ..config import SamplingParams
 from .admission import Admission
 from .answer_format import AnswerFormat
 from .answers import Event, Finished
-from .api_error import ApiError
+from .anthropic_format import MessagesFormat
+from .anthropic_request import read_messages_request
+from .api_error import ANTHROPIC_PATH, ApiError
+from .descriptions import Descriptions, Handler
 from .event_flow import collect, end_work, finish_or_leave, format_stream
 from .event_stream import HEARTBEAT_S, EventStream
 from .http_body import (
@@ -35,8 +34,8 @@ from .http_body import (
     require_one_length,
 )
 from .infill import read_infill_request
-from .llama_server import CompletionFormat, describe_place, describe_server
-from .metrics import CONTENT_TYPE, Metrics
+from .llama_server import CompletionFormat
+from .metrics import Metrics
 from .openai_format import ChatFormat, TextFormat
 from .page import page_response
 from .requests import (
@@ -45,6 +44,9 @@ from .requests import (
     read_completion_request,
     read_text_request,
 )
+from .responses_format import ResponsesFormat
+from .responses_request import read_responses_request
+from .server_settings import ServerSettings
 
 if TYPE_CHECKING:
     from .answers import AnswerEngine
@@ -53,30 +55,10 @@ if TYPE_CHECKING:
 DRAIN_S = 20.0
 _NOT_SERVED = {
     "/v1/embeddings": "this server runs models that generate text; use another one for embeddings",
-    "/v1/responses": "use /v1/chat/completions",
-    "/v1/messages": "use /v1/chat/completions",
     "/v1/audio/transcriptions": "this server reads text only",
     "/v1/images/generations": "this server writes text only",
 }
 _OPEN_PATHS = ("/health", "/")  # without an API key
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSettings:
-    """How requests are admitted; ``timeout_s`` is for a whole answer, 0 for none.
-
-    ``allowed_hosts`` are the names by which browsers may call the server, None for any;
-    ``cors_origins`` the pages of other origins that may.
-    """
-
-    model_name: str
-    api_key: str | None = None
-    cors_origins: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] | None = None
-    parallel: int = 4
-    max_queue: int = 32
-    timeout_s: float = 0.0
-    sampling: SamplingParams = field(default_factory=SamplingParams)
 
 
 def make_app(engine: AnswerEngine, settings: ServerSettings) -> Starlette:
@@ -91,13 +73,9 @@ class _Server:
         self._admission = Admission(
             engine, self._metrics, parallel=settings.parallel, max_queue=settings.max_queue
         )
-        self._started_at = int(time.time())
         post, get = ["POST"], ["GET"]
         routes = [
             Route("/", self._guard(page_response), methods=get),
-            Route("/health", self._guard(self._health), methods=get),
-            Route("/metrics", self._guard(self._show_metrics), methods=get),
-            Route("/props", self._guard(self._props), methods=get),
             Route("/v1/chat/completions", self._guard(self._chat), methods=post),
             Route("/v1/completions", self._guard(self._complete), methods=post),
             # As llama-server names them.
@@ -106,15 +84,11 @@ class _Server:
             Route("/completions", self._guard(self._complete_bare), methods=post),
             Route("/infill", self._guard(self._infill), methods=post),
             Route("/apply-template", self._guard(self._apply_template), methods=post),
-            Route("/slots", self._guard(self._slots), methods=get),
+            Route("/v1/responses", self._guard(self._respond_to_items), methods=post),
+            Route(ANTHROPIC_PATH, self._guard(self._message), methods=post),
+            Route(f"{ANTHROPIC_PATH}/count_tokens", self._guard(self._count_tokens), methods=post),
         ]
-        for prefix in ("", "/v1"):
-            routes += [
-                Route(f"{prefix}/models", self._guard(self._models), methods=get),
-                Route(f"{prefix}/tokenize", self._guard(self._tokenize), methods=post),
-                Route(f"{prefix}/detokenize", self._guard(self._detokenize), methods=post),
-            ]
-        routes.append(Route("/v1/models/{name:path}", self._guard(self._model), methods=get))
+        routes += Descriptions(engine, settings, self._admission, self._metrics).routes(self._guard)
         for path in _NOT_SERVED:
             routes.append(Route(path, self._guard(self._refuse), methods=post))
         middleware = [Middleware(HeldBodies)]
@@ -145,9 +119,7 @@ class _Server:
             await self._admission.drain(DRAIN_S)
             self._engine.close()
 
-    def _guard(
-        self, handler: Callable[[Request], Awaitable[Response]]
-    ) -> Callable[[Request], Awaitable[Response]]:
+    def _guard(self, handler: Handler) -> Handler:
         """Asks for the key and turns errors into answers."""
 
         async def guarded(request: Request) -> Response:
@@ -158,7 +130,7 @@ class _Server:
             except ClientDisconnect:
                 return Response(status_code=400)  # nobody reads it
             except Exception as error:
-                return error_response(error)
+                return error_response(error, request.url.path)
 
         return guarded
 
@@ -166,99 +138,17 @@ class _Server:
         key = self._settings.api_key
         if key is None or request.url.path in _OPEN_PATHS:
             return
-        kind, _, given = request.headers.get("authorization", "").partition(" ")
-        sent = given.encode("latin-1")  # the bytes of the header
-        if kind.lower() == "bearer" and hmac.compare_digest(sent, key.encode()):
+        kind, _, bearer = request.headers.get("authorization", "").partition(" ")
+        # The latter is of Anthropic's interface.
+        keys = [bearer if kind.lower() == "bearer" else "", request.headers.get("x-api-key", "")]
+        # What is compared are the bytes of the header.
+        if any(hmac.compare_digest(sent.encode("latin-1"), key.encode()) for sent in keys):
             return
         raise ApiError(
-            "Incorrect API key provided; send it as 'Authorization: Bearer KEY'",
+            "Incorrect API key provided; send it as 'Authorization: Bearer KEY', or as 'x-api-key'",
             status=401,
             code="invalid_api_key",
         )
-
-    async def _health(self, _: Request) -> Response:
-        if self._admission.is_closing:
-            return JSONResponse({"status": "shutting down"}, 503)
-        return JSONResponse({"status": "ok"})
-
-    async def _show_metrics(self, _: Request) -> Response:
-        return Response(self._metrics.render(), media_type=CONTENT_TYPE)
-
-    async def _props(self, _: Request) -> Response:
-        pool = self._engine.pool
-        plan = pool.plan.for_length(pool.plan.context_size or 0)  # else by the prompt
-        template = pool.model.chat_template
-        own = {
-            "model": self._settings.model_name,
-            "context_size": pool.context_limit,
-            "parallel": self._settings.parallel,
-            "version": __version__,
-            "has_chat_template": isinstance(template, str),
-            "attention": plan.report()["attention"],
-        }
-        of_llama_server = describe_server(
-            model=self._settings.model_name,
-            n_context=pool.context_limit,
-            n_slots=self._settings.parallel,
-            template=template,
-            defaults=self._settings.sampling,
-        )
-        return JSONResponse(own | of_llama_server)
-
-    async def _slots(self, request: Request) -> Response:
-        places, pool = self._admission.places, self._engine.pool
-        is_full = all(place.ticket is not None for place in places)
-        if is_full and request.query_params.get("fail_on_no_slot"):
-            raise ApiError("no slot is free", status=503, kind="unavailable_error")
-        has_draft = pool.draft is not None
-        limit = pool.context_limit
-        return JSONResponse([describe_place(p, limit, has_draft=has_draft) for p in places])
-
-    def _describe_model(self) -> dict[str, Any]:
-        pool = self._engine.pool
-        return {
-            "id": self._settings.model_name,
-            "object": "model",
-            "created": self._started_at,
-            "owned_by": "edgeh2o",
-            "context_length": pool.context_limit,
-            "max_model_len": pool.context_limit,
-        }
-
-    async def _models(self, _: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._describe_model()]})
-
-    async def _model(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        if name != self._settings.model_name:
-            raise ApiError(
-                f"The model '{name[:200]}' does not exist", status=404, code="model_not_found"
-            )
-        return JSONResponse(self._describe_model())
-
-    async def _tokenize(self, request: Request) -> Response:
-        fields = await read_body(request)
-        text = fields.text("content", fields.text("prompt"))
-        if text is None:
-            fields.refuse("content", "a string")
-        tokenizer = self._engine.tokenizer
-        ids = await asyncio.to_thread(
-            tokenizer.encode,
-            text,
-            add_special=fields.flag("add_special"),
-            parse_special=fields.flag("parse_special", True),
-        )
-        if not fields.flag("with_pieces"):
-            return JSONResponse({"tokens": ids, "count": len(ids)})
-        pieces = [{"id": i, "piece": _show_piece(tokenizer.token_bytes(i))} for i in ids]
-        return JSONResponse({"tokens": pieces, "count": len(ids)})
-
-    async def _detokenize(self, request: Request) -> Response:
-        fields = await read_body(request)
-        ids = fields.raw("tokens")
-        if not isinstance(ids, list) or not all(type(i) is int for i in ids):
-            fields.refuse("tokens", "an array of token ids")
-        return JSONResponse({"content": self._engine.tokenizer.decode(ids)})
 
     async def _refuse(self, request: Request) -> Response:
         raise ApiError(
@@ -299,6 +189,26 @@ class _Server:
         del fields
         return await self._respond(request, wanted, form)
 
+    async def _message(self, request: Request) -> Response:
+        wanted = read_messages_request(await read_body(request), self._settings.sampling)
+        return await self._respond(request, wanted, MessagesFormat(self._settings.model_name))
+
+    async def _respond_to_items(self, request: Request) -> Response:
+        fields = await read_body(request)
+        wanted = read_responses_request(fields, self._settings.sampling)
+        form = ResponsesFormat(self._settings.model_name, wanted, fields)
+        del fields
+        return await self._respond(request, wanted, form)
+
+    async def _count_tokens(self, request: Request) -> Response:
+        wanted = read_messages_request(
+            await read_body(request), self._settings.sampling, needs_most=False
+        )
+        return JSONResponse({"input_tokens": await asyncio.to_thread(self._count, wanted)})
+
+    def _count(self, wanted: GenerationRequest) -> int:
+        return len(self._engine.open_prompt(wanted).encode())
+
     async def _apply_template(self, request: Request) -> Response:
         wanted = read_chat_request(await read_body(request), self._settings.sampling)
         prompt = await asyncio.to_thread(self._engine.open_prompt, wanted)
@@ -326,11 +236,8 @@ class _Server:
         except BaseException:
             await end_work(first, events)
             raise
-        return EventStream(
-            format_stream(form, first, events, wanted),
-            lambda: end_work(first, events),
-            is_done_said=form.is_done_said,
-        )
+        chunks = format_stream(form, first, events, wanted)
+        return EventStream(form, chunks, lambda: end_work(first, events))
 
     async def _events(
         self, request: Request, wanted: GenerationRequest, form: AnswerFormat
@@ -366,11 +273,3 @@ class _Server:
         finally:
             if outcome:
                 self._metrics.requests.labels(outcome).inc()
-
-
-def _show_piece(data: bytes) -> str | list[int]:
-    """A token as llama-server shows it: of a part of a character its bytes."""
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return list(data)

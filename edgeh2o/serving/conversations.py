@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..engine.context_size import choose_context, context_limit, rotate_alike
 from ..engine.transcript import count_common
 from ..errors import EdgeH2OError, ResourceError
-from .api_error import context_length_exceeded
+from .api_error import PromptTooLongError
 from .call_grid import PromptShape
 from .conversation import Conversation
 from .room import ConversationRoom, MakingRoomError
@@ -123,7 +123,7 @@ class ConversationPool:
         ids = prompt.encode()
         n_tokens = len(ids)
         if n_tokens > self.context_limit:
-            raise context_length_exceeded(n_tokens, self.context_limit)
+            raise PromptTooLongError(n_tokens, self.context_limit)
         context = choose_context(self.plan, n_tokens, max_tokens)
         best, n_best, departs = None, 0, None
         for each in self.room.kept:

@@ -36,6 +36,9 @@ async def format_stream(
     for chunk in form.begin():
         yield chunk
     event: Event | None = await asyncio.shield(first)
+    if isinstance(event, Progress):  # the first event of every prompt
+        for chunk in form.begin_reading(event):
+            yield chunk
     while event is not None:
         if isinstance(event, Progress):
             yield form.progress(event) if wanted.wants_progress else None

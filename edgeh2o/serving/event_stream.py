@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..errors import EdgeH2OError
+from .answer_format import AnswerFormat
 from .api_error import as_api_error
 
 _logger = logging.getLogger(__name__)
@@ -21,28 +22,23 @@ Chunks = AsyncIterator[Mapping[str, Any] | None]
 
 # Proxies and clients give up on a connection that is silent for a minute or so.
 HEARTBEAT_S = 10.0
-# Between two comments that stand for progress.
+# Between two heartbeats that stand for progress.
 COMMENT_S = 1.0
 
 
 class EventStream(Response):
-    """Sends every chunk as an event, None as a comment, then ``[DONE]`` if ``is_done_said``.
+    """Sends every chunk as an event, None as a heartbeat, and what ends a stream of ``form``.
 
-    An error becomes an event of its own. ``on_end`` is awaited whatever happens.
+    An error becomes events of its own. ``on_end`` is awaited whatever happens.
     """
 
     def __init__(
-        self,
-        chunks: Chunks,
-        on_end: Callable[[], Awaitable[object]],
-        *,
-        is_done_said: bool = True,
+        self, form: AnswerFormat, chunks: Chunks, on_end: Callable[[], Awaitable[object]]
     ) -> None:
         super().__init__(media_type="text/event-stream")
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._chunks, self._on_end = chunks, on_end
-        self._last = b"data: [DONE]\n\n" if is_done_said else b""
+        self._form, self._chunks, self._on_end = form, chunks, on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send(
@@ -69,20 +65,24 @@ class EventStream(Response):
         async def write(data: bytes, *, more: bool = True) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
-        loop = asyncio.get_running_loop()
+        form, loop = self._form, asyncio.get_running_loop()
+        heartbeat = b": reading the prompt\n\n"
+        if form.heartbeat is not None:
+            heartbeat = encode_event(form.heartbeat, is_named=form.is_named)
         commented_at = 0.0
         try:
             async for chunk in _with_heartbeats(self._chunks):
                 if chunk is not None:
-                    await write(encode_event(chunk))
+                    await write(encode_event(chunk, is_named=form.is_named))
                 elif loop.time() - commented_at >= COMMENT_S:
                     commented_at = loop.time()
-                    await write(b": reading the prompt\n\n")
+                    await write(heartbeat)
         except Exception as error:
             if not isinstance(error, (EdgeH2OError, MemoryError)):
                 _logger.error("a stream failed", exc_info=error)
-            await write(encode_event(as_api_error(error).to_dict()))
-        await write(self._last, more=False)
+            for chunk in form.fail(as_api_error(error)):
+                await write(encode_event(chunk, is_named=form.is_named))
+        await write(b"data: [DONE]\n\n" if form.is_done_said else b"", more=False)
 
 
 async def _with_heartbeats(chunks: Chunks) -> Chunks:
@@ -112,6 +112,7 @@ async def _wait_for_end(receive: Receive) -> None:
         pass
 
 
-def encode_event(value: Mapping[str, Any]) -> bytes:
-    """One event of a stream."""
-    return b"data: " + json.dumps(value, ensure_ascii=False).encode("utf-8") + b"\n\n"
+def encode_event(value: Mapping[str, Any], *, is_named: bool = False) -> bytes:
+    """One event of a stream, with its "type" as the name."""
+    name = f"event: {value['type']}\n".encode() if is_named else b""
+    return name + b"data: " + json.dumps(value, ensure_ascii=False).encode("utf-8") + b"\n\n"

@@ -51,6 +51,11 @@ class Fields:
         self._values = values
         self._path = path
 
+    @property
+    def path(self) -> str:
+        """The name of the object itself, "" for a whole body."""
+        return self._path
+
     def raw(self, name: str) -> Any:
         """The value as it is, None if there is none."""
         return self._values.get(name)

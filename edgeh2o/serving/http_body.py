@@ -83,7 +83,7 @@ class AllowedHosts:
                     "printed, or start it with --host",
                     code="unknown_host",
                 )
-                answer = error_response(error)
+                answer = error_response(error, scope["path"])
         await answer(scope, receive, send)
 
 
@@ -127,19 +127,19 @@ def _require_small(n_bytes: int) -> None:
         raise ApiError(f"the body has more than {MAX_BODY_BYTES // 2**20} MiB", status=413)
 
 
-def error_response(error: BaseException) -> Response:
-    """What a client gets of an error; one that is a defect goes to the log too."""
+def error_response(error: BaseException, path: str) -> Response:
+    """What a client of ``path`` gets of an error; one that is a defect goes to the log too."""
     told = as_api_error(error)
     if not isinstance(error, (EdgeH2OError, MemoryError)):
         _logger.error("a request failed", exc_info=error)
     headers = {"Retry-After": str(RETRY_AFTER_S)} if told.status in (429, 503) else {}
     if told.code in ("two_lengths", _TOO_MUCH_AT_ONCE) or told.status in (408, 413):
         headers["Connection"] = "close"  # what follows may be a part of the body
-    return JSONResponse(told.to_dict(), told.status, headers)
+    return JSONResponse(told.describe(path), told.status, headers)
 
 
-async def refuse_path(_: Request, error: HTTPException) -> Response:
+async def refuse_path(request: Request, error: HTTPException) -> Response:
     """What a client gets of a path or a method that is not served."""
     message = "this path is not served" if error.status_code == 404 else error.detail
     told = ApiError(message, status=error.status_code)
-    return JSONResponse(told.to_dict(), error.status_code, error.headers)
+    return JSONResponse(told.describe(request.url.path), error.status_code, error.headers)

@@ -32,19 +32,6 @@ class LoadingNotice:
         self._listening = listening
         self._ending, self._end = socket.socketpair()
         self._thread = Thread(target=self._run, name="edgeh2o-loading", daemon=True)
-        error = ApiError(
-            "the model is being loaded; try again soon",
-            status=503,
-            kind="server_error",
-            code="loading",
-        )
-        body = json.dumps(error.to_dict()).encode()
-        head = (
-            "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\nRetry-After: {RETRY_AFTER_S}\r\n"
-            "Connection: close\r\n\r\n"
-        )
-        self._reply = head.encode() + body
 
     def __enter__(self) -> Self:
         self._listening.setblocking(False)  # a client may have gone when it is accepted
@@ -75,11 +62,30 @@ class LoadingNotice:
             if not part:
                 return
             received += part
-        connection.sendall(self._reply)
+        connection.sendall(_reply_to(received))
         connection.shutdown(socket.SHUT_WR)
         n_left = _MOST_READ
         while n_left > 0 and (part := _receive(connection, end)):
             n_left -= len(part)
+
+
+def _reply_to(received: bytes) -> bytes:
+    """The 503, in the form of the interface that is asked for."""
+    error = ApiError(
+        "the model is being loaded; try again soon",
+        status=503,
+        kind="server_error",
+        code="loading",
+    )
+    target = received.partition(b"\r\n")[0].split(b" ")[1:2]
+    path = b"".join(target).partition(b"?")[0].decode("latin-1")
+    body = json.dumps(error.describe(path)).encode()
+    head = (
+        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nRetry-After: {RETRY_AFTER_S}\r\n"
+        "Connection: close\r\n\r\n"
+    )
+    return head.encode() + body
 
 
 def _receive(connection: socket.socket, end: float) -> bytes:

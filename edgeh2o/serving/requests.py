@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -13,15 +11,16 @@ from ..config import SamplingParams
 from ..engine.grammar import Grammar
 from ..errors import UsageError
 from .api_error import ApiError
+from .chat_messages import MAX_MESSAGES, read_message
 from .fields import Fields
+from .output_form import read_grammar
 from .tools import Tool, ToolChoice, read_tool_choice, read_tools
 
-MAX_MESSAGES = 4096
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
 MAX_TOKENS = 2**30
 MAX_BIASES = 1024
-_ROLE = re.compile(r"[\w-]{1,64}", re.ASCII)
+_EFFORT = re.compile(r"[\w-]{1,64}", re.ASCII)
 # Fields that would change the answer and have no meaning here.
 _REFUSED = {"best_of": 1, "n": 1, "suffix": None, "echo": False, "audio": None, "functions": None}
 
@@ -45,6 +44,7 @@ class GenerationRequest:
     grammar: Grammar | None = None
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = field(default_factory=lambda: ToolChoice("none"))
+    is_one_call: bool = False  # which ends the answer, where several are possible
     template_variables: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -53,26 +53,63 @@ def read_chat_request(fields: Fields, defaults: SamplingParams) -> GenerationReq
 
     Raises ApiError for what cannot be served. Unknown fields are ignored, as clients expect.
     """
-    messages = fields.objects("messages", MAX_MESSAGES)
-    if not messages:
-        raise ApiError("'messages' must have at least one message", param="messages")
+    messages = [read_message(each) for each in fields.objects("messages", MAX_MESSAGES)]
     top_logprobs = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
     wants_logprobs = fields.flag("logprobs")
     if top_logprobs is not None and not wants_logprobs:
         raise ApiError("'top_logprobs' needs 'logprobs': true", param="top_logprobs")
     tools = read_tools(fields)
-    request = GenerationRequest(
-        kind="chat",
-        messages=tuple(_read_message(message) for message in messages),
+    return make_chat_request(
+        fields,
+        defaults,
+        messages,
+        "max_completion_tokens",
         top_logprobs=(top_logprobs or 0) if wants_logprobs else None,
         tools=tools,
         tool_choice=read_tool_choice(fields, tools),
-        template_variables=dict(fields.mapping("chat_template_kwargs")),
-        **_read_common(fields, defaults, "max_completion_tokens"),
+        is_one_call=not fields.flag("parallel_tool_calls", True),
+        grammar=read_grammar(fields),
+        template_variables=read_effort(fields, "reasoning_effort"),
+    )
+
+
+def make_chat_request(
+    fields: Fields,
+    defaults: SamplingParams,
+    messages: Sequence[Mapping[str, Any]],
+    *names_of_most: str,
+    stop: str = "stop",
+    template_variables: Mapping[str, Any],
+    **read: Any,
+) -> GenerationRequest:
+    """The request of a conversation, whatever interface its ``messages`` came by.
+
+    ``read`` are fields of the request that have another form in each of them; the others, and the
+    usual extensions, are read here: ``names_of_most`` are names of the most tokens, ``stop`` that
+    of the stop texts. ``chat_template_kwargs`` come before ``template_variables``. Raises ApiError.
+    """
+    if not messages:
+        raise ApiError("'messages' must have at least one message", param="messages")
+    request = GenerationRequest(
+        kind="chat",
+        messages=tuple(messages),
+        template_variables={**template_variables, **fields.mapping("chat_template_kwargs")},
+        **read,
+        **_read_common(fields, defaults, *names_of_most, stop=stop),
     )
     if request.grammar is not None and request.tool_choice.is_forced:
         raise ApiError("'response_format' and a required tool call exclude each other")
     return request
+
+
+def read_effort(fields: Fields, name: str) -> Mapping[str, Any]:
+    """How much a model is to think, as variables of chat templates: gpt-oss has the former."""
+    effort = fields.text(name)
+    if effort is not None and not _EFFORT.fullmatch(effort):
+        fields.refuse(name, "an effort such as 'low' or 'high'")
+    if effort == "none":
+        return {"enable_thinking": False}
+    return {} if effort is None else {"reasoning_effort": effort}
 
 
 def read_text_request(fields: Fields, defaults: SamplingParams) -> GenerationRequest:
@@ -81,6 +118,7 @@ def read_text_request(fields: Fields, defaults: SamplingParams) -> GenerationReq
         kind="text",
         prompt=_read_prompt(fields),
         top_logprobs=fields.integer("logprobs", 0, MAX_TOP_LOGPROBS),
+        grammar=read_grammar(fields),
         **_read_common(fields, replace(defaults, max_tokens=_text_tokens(defaults))),
     )
 
@@ -96,6 +134,7 @@ def read_completion_request(
         kind="text",
         prompt=prompt or _read_prompt(fields),
         top_logprobs=fields.integer("n_probs", 0, MAX_TOP_LOGPROBS) or None,
+        grammar=read_grammar(fields),
         **_read_common(fields, defaults, "n_predict"),
     )
 
@@ -118,7 +157,9 @@ def _text_tokens(defaults: SamplingParams) -> int:
     return 16 if defaults.max_tokens < 0 else defaults.max_tokens
 
 
-def _read_common(fields: Fields, defaults: SamplingParams, *names_of_most: str) -> dict[str, Any]:
+def _read_common(
+    fields: Fields, defaults: SamplingParams, *names_of_most: str, stop: str = "stop"
+) -> dict[str, Any]:
     """``names_of_most``: names of ``max_tokens`` before that and that of llama-server."""
     for name, neutral in _REFUSED.items():
         if fields.raw(name) not in (None, neutral):
@@ -126,11 +167,10 @@ def _read_common(fields: Fields, defaults: SamplingParams, *names_of_most: str) 
     options = fields.object("stream_options")
     stream = fields.flag("stream")
     place = fields.integer("id_slot", -1, MAX_TOKENS)  # of llama-server; -1 is any
+    most = fields.first(*names_of_most, "max_tokens", "n_predict")
     return {
         "place": None if place == -1 else place,
-        "sampling": _read_sampling(
-            fields, defaults, fields.first(*names_of_most, "max_tokens", "n_predict")
-        ),
+        "sampling": _read_sampling(fields, defaults, most, fields.texts(stop, MAX_STOPS)),
         "stream": stream,
         "include_usage": options is not None and options.flag("include_usage"),
         "wants_progress": fields.flag("return_progress")
@@ -138,11 +178,12 @@ def _read_common(fields: Fields, defaults: SamplingParams, *names_of_most: str) 
         "bias": _read_bias(fields),
         "presence_penalty": fields.number("presence_penalty", -2, 2, 0.0),
         "frequency_penalty": fields.number("frequency_penalty", -2, 2, 0.0),
-        "grammar": _read_grammar(fields),
     }
 
 
-def _read_sampling(fields: Fields, defaults: SamplingParams, most: str) -> SamplingParams:
+def _read_sampling(
+    fields: Fields, defaults: SamplingParams, most: str, stop: tuple[str, ...]
+) -> SamplingParams:
     seed = fields.integer("seed", -(2**63), 2**64 - 1)
     given = {
         "temperature": fields.number("temperature", 0, 2),
@@ -163,7 +204,6 @@ def _read_sampling(fields: Fields, defaults: SamplingParams, most: str) -> Sampl
         values["top_k"] = 0
     if values.get("max_tokens", -1) >= 0:
         values["max_tokens"] = min(values["max_tokens"], 2**20)
-    stop = fields.texts("stop", MAX_STOPS)
     try:
         return replace(
             defaults,
@@ -195,91 +235,3 @@ def _read_bias(fields: Fields) -> dict[int, float]:
             )
         biases[int(name)] = float(value)
     return biases
-
-
-def _read_grammar(fields: Fields) -> Grammar | None:
-    form = fields.object("response_format")
-    kind = None if form is None else form.text("type")
-    try:
-        if form is None or kind in (None, "text"):
-            return _read_bare_grammar(fields)
-        if kind == "json_object":
-            schema = form.raw("schema")  # an extension of several servers
-            if schema is None:
-                return Grammar.any_json_object()
-            return Grammar.of_schema(schema, is_strict=False)
-        if kind == "json_schema":
-            outer = form.object("json_schema")
-            schema = None if outer is None else outer.raw("schema")
-            if outer is None or schema is None:
-                form.refuse("json_schema", 'an object with a "schema"')
-            return Grammar.of_schema(schema, is_strict=outer.flag("strict"))
-        if kind in ("regex", "lark", "gbnf"):
-            text = form.text(str(kind))
-            if not text:
-                form.refuse(str(kind), "a non-empty string")
-            return Grammar(kind, text)  # type: ignore[arg-type]
-    except UsageError as error:
-        if isinstance(error, ApiError):
-            raise
-        raise ApiError(str(error), param="response_format") from None
-    form.refuse("type", "text, json_object, json_schema, regex, lark or gbnf")
-
-
-def _read_bare_grammar(fields: Fields) -> Grammar | None:
-    """As clients of llama-server send it. Raises UsageError."""
-    if text := fields.text("grammar"):
-        return Grammar("gbnf", text)
-    schema = fields.raw("json_schema")
-    return None if schema is None else Grammar.of_schema(schema, is_strict=False)
-
-
-def _read_message(message: Fields) -> dict[str, Any]:
-    role = message.text("role")
-    if role is None or not _ROLE.fullmatch(role):
-        message.refuse("role", "a role such as 'user' or 'assistant'")
-    if role == "developer":  # OpenAI's newer name
-        role = "system"
-    read: dict[str, Any] = {"role": role, "content": _read_content(message)}
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        if (value := message.text(name)) is not None:
-            read[name] = value
-    calls = message.objects("tool_calls", 128)
-    if calls:
-        read["tool_calls"] = [_read_call(call) for call in calls]
-    return read
-
-
-def _read_content(message: Fields) -> str:
-    content = message.raw("content")
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        message.refuse("content", "text or an array of parts")
-    texts = []
-    for part in message.objects("content", 4096):
-        kind, text = part.text("type"), part.text("text")
-        if kind not in ("text", "input_text") or text is None:
-            raise ApiError(
-                f"'{part.label('type')}': this model reads text only", param=part.label("type")
-            )
-        texts.append(text)
-    return "\n".join(texts)
-
-
-def _read_call(call: Fields) -> dict[str, Any]:
-    function = call.object("function")
-    if function is None or not function.text("name"):
-        call.refuse("function", "an object with a name")
-    arguments = function.raw("arguments")
-    if isinstance(arguments, str):
-        # Templates write objects; what is none stays as the model wrote it.
-        with suppress(ValueError, RecursionError):
-            arguments = json.loads(arguments) if arguments.strip() else {}
-    return {
-        "id": call.text("id") or "",
-        "type": "function",
-        "function": {"name": function.text("name"), "arguments": arguments},
-    }

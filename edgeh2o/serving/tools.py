@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ..engine.grammar import Grammar, rebase_references
 from .api_error import ApiError
 from .fields import Fields
 
+_logger = logging.getLogger(__name__)
+
 MAX_TOOLS = 128
-_NAME = re.compile(r"[\w-]{1,64}", re.ASCII)
+_NAME = re.compile(r"[\w-]{1,128}", re.ASCII)  # OpenAI has 64, Anthropic 128
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which UTF-8 cannot hold
 _CUT_CALL = re.compile(
     r'\s*\{\s*"name"\s*:\s*"(?P<name>[\w-]+)"\s*'
@@ -81,32 +85,75 @@ def read_tools(fields: Fields) -> tuple[Tool, ...]:
         function = entry.object("function")
         if entry.raw("type") != "function" or function is None:
             entry.refuse("type", '"function", with an object "function"')
-        name = function.text("name")
-        if name is None or not _NAME.fullmatch(name):
-            function.refuse("name", "1 to 64 letters, digits, _ and -")
-        parameters = function.mapping("parameters") or {"type": "object", "properties": {}}
-        function.text("description")
-        source = {"type": "function", "function": dict(entry.mapping("function"))}
-        tools.append(Tool(name, parameters, source, function.flag("strict")))
+        tools.append(_make_tool(function, dict(entry.mapping("function"))))
     return tuple(tools)
+
+
+def read_flat_tools(
+    fields: Fields, kinds: Sequence[str | None], schema: str = "parameters"
+) -> tuple[Tool, ...]:
+    """As ``read_tools``, of functions whose name and ``schema`` stand beside their type.
+
+    Tools that are none of ``kinds`` are such as other servers run themselves, a search of the web:
+    agents that name them do without, and the log says so.
+    """
+    tools = []
+    for entry in fields.objects("tools", MAX_TOOLS):
+        kind = entry.text("type")
+        if kind not in kinds:
+            _note_left_out(f"{entry.text('name') or ''}"[:100], f"{kind}"[:100])
+            continue
+        given = {"name": entry.raw("name"), "description": entry.raw("description")}
+        given["parameters"] = entry.raw(schema)
+        source = {name: value for name, value in given.items() if value is not None}
+        tools.append(_make_tool(entry, source, schema))
+    return tuple(tools)
+
+
+@lru_cache(maxsize=64)  # an agent names them in every request
+def _note_left_out(name: str, kind: str) -> None:
+    _logger.warning("the tool %r of type %r is left out: this server runs none itself", name, kind)
+
+
+def _make_tool(function: Fields, source: Mapping[str, Any], schema: str = "parameters") -> Tool:
+    name = function.text("name")
+    if name is None or not _NAME.fullmatch(name):
+        function.refuse("name", "1 to 128 letters, digits, _ and -")
+    parameters = function.mapping(schema) or {"type": "object", "properties": {}}
+    function.text("description")
+    shown = {"type": "function", "function": source}
+    return Tool(name, parameters, shown, function.flag("strict"))
 
 
 def read_tool_choice(fields: Fields, tools: Sequence[Tool]) -> ToolChoice:
     """The field ``tool_choice``. Raises ApiError for one that names no tool."""
     value = fields.raw("tool_choice")
-    if value is None:
-        return ToolChoice("auto" if tools else "none")
     if isinstance(value, dict):
         function = Fields(value, "tool_choice").object("function")
-        name = None if function is None else function.text("name")
-        if name not in {tool.name for tool in tools}:
-            raise ApiError("'tool_choice' names none of the tools", param="tool_choice")
-        return ToolChoice("required", name)
-    if value not in ("none", "auto", "required"):
+        return choose_tool(tools, None if function is None else function.text("name"))
+    return read_mode(fields, tools)
+
+
+def read_mode(fields: Fields, tools: Sequence[Tool]) -> ToolChoice:
+    """The field ``tool_choice`` where it is a word. Raises ApiError for any other."""
+    value = fields.raw("tool_choice")
+    if value not in (None, "none", "auto", "required"):
         fields.refuse("tool_choice", '"none", "auto", "required" or a function')
-    if value == "required" and not tools:
+    return choose_mode(tools, value or "auto")
+
+
+def choose_mode(tools: Sequence[Tool], mode: str) -> ToolChoice:
+    """Raises ApiError where a call is required and there is nothing to call."""
+    if mode == "required" and not tools:
         raise ApiError("'tool_choice' is required and there are no tools", param="tool_choice")
-    return ToolChoice(value if tools else "none")
+    return ToolChoice(mode if tools else "none")
+
+
+def choose_tool(tools: Sequence[Tool], name: str | None) -> ToolChoice:
+    """A call of one function. Raises ApiError where that is none of the tools."""
+    if name not in {tool.name for tool in tools}:
+        raise ApiError("'tool_choice' names none of the tools", param="tool_choice")
+    return ToolChoice("required", name)
 
 
 def grammar_of_call(tools: Sequence[Tool], choice: ToolChoice) -> Grammar:

@@ -1,0 +1,87 @@
+"""Messages of conversations as templates read them, out of the bodies of requests."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import suppress
+from typing import Any
+
+from .api_error import ApiError
+from .fields import Fields
+
+MAX_MESSAGES = 4096
+MAX_PARTS = 4096
+MAX_CALLS = 128
+_ROLE = re.compile(r"[\w-]{1,64}", re.ASCII)
+_TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+def read_message(message: Fields) -> dict[str, Any]:
+    """A message of ``/v1/chat/completions``. Raises ApiError."""
+    read: dict[str, Any] = {"role": read_role(message), "content": read_content(message)}
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := message.text(name)) is not None:
+            read[name] = value
+    calls = message.objects("tool_calls", MAX_CALLS)
+    if calls:
+        read["tool_calls"] = [_read_call(call) for call in calls]
+    return read
+
+
+def read_role(message: Fields) -> str:
+    """The role of a message; OpenAI's newer name of the system is the older one."""
+    role = message.text("role")
+    if role is None or not _ROLE.fullmatch(role):
+        message.refuse("role", "a role such as 'user' or 'assistant'")
+    return "system" if role == "developer" else role
+
+
+def read_content(fields: Fields, name: str = "content") -> str:
+    """The text of a field that is text, or parts of text, which become lines; "" for none."""
+    return "\n".join(read_texts(fields, name))
+
+
+def read_texts(fields: Fields, name: str) -> list[str]:
+    """The parts of such a field. Raises ApiError for one that is no text."""
+    content = fields.raw(name)
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        fields.refuse(name, "text or an array of parts")
+    texts = []
+    for part in fields.objects(name, MAX_PARTS):
+        text = part.text("text")
+        if part.text("type") not in _TEXT_PARTS or text is None:
+            raise refuse_part(part)
+        texts.append(text)
+    return texts
+
+
+def refuse_part(part: Fields) -> ApiError:
+    """The error of a part that is a picture, a document or the like."""
+    label = part.label("type")
+    return ApiError(f"'{label}': this model reads text only", param=label)
+
+
+def _read_call(call: Fields) -> dict[str, Any]:
+    function = call.object("function")
+    name = None if function is None else function.text("name")
+    if function is None or not name:
+        call.refuse("function", "an object with a name")
+    return make_call(call.text("id"), name, function.raw("arguments"))
+
+
+def make_call(call_id: str | None, name: str, arguments: object) -> dict[str, Any]:
+    """A call of an earlier answer, as templates read it."""
+    if isinstance(arguments, str):
+        # Templates write objects; what is none stays as the model wrote it.
+        with suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments) if arguments.strip() else {}
+    return {
+        "id": call_id or "",
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }

@@ -1,0 +1,150 @@
+"""What a server tells besides answers: what it is and does, and texts as tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from .._version import __version__
+from .admission import Admission
+from .api_error import ApiError
+from .http_body import read_body
+from .llama_server import describe_place, describe_server
+from .metrics import CONTENT_TYPE, Metrics
+from .server_settings import ServerSettings
+
+if TYPE_CHECKING:
+    from .answers import AnswerEngine
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Descriptions:
+    """Handlers of the paths that ask nothing of the model but its tokenizer."""
+
+    def __init__(
+        self,
+        engine: AnswerEngine,
+        settings: ServerSettings,
+        admission: Admission,
+        metrics: Metrics,
+    ) -> None:
+        self._engine, self._settings = engine, settings
+        self._admission, self._metrics = admission, metrics
+        self._started_at = int(time.time())
+
+    def routes(self, guard: Callable[[Handler], Handler]) -> list[Route]:
+        """The paths; ``guard`` is around every handler."""
+        post, get = ["POST"], ["GET"]
+        routes = [
+            Route("/health", guard(self._health), methods=get),
+            Route("/metrics", guard(self._show_metrics), methods=get),
+            Route("/props", guard(self._props), methods=get),
+            Route("/slots", guard(self._slots), methods=get),
+        ]
+        for prefix in ("", "/v1"):
+            routes += [
+                Route(f"{prefix}/models", guard(self._models), methods=get),
+                Route(f"{prefix}/tokenize", guard(self._tokenize), methods=post),
+                Route(f"{prefix}/detokenize", guard(self._detokenize), methods=post),
+            ]
+        routes.append(Route("/v1/models/{name:path}", guard(self._model), methods=get))
+        return routes
+
+    async def _health(self, _: Request) -> Response:
+        if self._admission.is_closing:
+            return JSONResponse({"status": "shutting down"}, 503)
+        return JSONResponse({"status": "ok"})
+
+    async def _show_metrics(self, _: Request) -> Response:
+        return Response(self._metrics.render(), media_type=CONTENT_TYPE)
+
+    async def _props(self, _: Request) -> Response:
+        pool = self._engine.pool
+        plan = pool.plan.for_length(pool.plan.context_size or 0)  # else by the prompt
+        template = pool.model.chat_template
+        own = {
+            "model": self._settings.model_name,
+            "context_size": pool.context_limit,
+            "parallel": self._settings.parallel,
+            "version": __version__,
+            "has_chat_template": isinstance(template, str),
+            "attention": plan.report()["attention"],
+        }
+        of_llama_server = describe_server(
+            model=self._settings.model_name,
+            n_context=pool.context_limit,
+            n_slots=self._settings.parallel,
+            template=template,
+            defaults=self._settings.sampling,
+        )
+        return JSONResponse(own | of_llama_server)
+
+    async def _slots(self, request: Request) -> Response:
+        places, pool = self._admission.places, self._engine.pool
+        is_full = all(place.ticket is not None for place in places)
+        if is_full and request.query_params.get("fail_on_no_slot"):
+            raise ApiError("no slot is free", status=503, kind="unavailable_error")
+        has_draft = pool.draft is not None
+        limit = pool.context_limit
+        return JSONResponse([describe_place(p, limit, has_draft=has_draft) for p in places])
+
+    def _describe_model(self) -> dict[str, Any]:
+        pool = self._engine.pool
+        return {
+            "id": self._settings.model_name,
+            "object": "model",
+            "created": self._started_at,
+            "owned_by": "edgeh2o",
+            "context_length": pool.context_limit,
+            "max_model_len": pool.context_limit,
+        }
+
+    async def _models(self, _: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._describe_model()]})
+
+    async def _model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name != self._settings.model_name:
+            raise ApiError(
+                f"The model '{name[:200]}' does not exist", status=404, code="model_not_found"
+            )
+        return JSONResponse(self._describe_model())
+
+    async def _tokenize(self, request: Request) -> Response:
+        fields = await read_body(request)
+        text = fields.text("content", fields.text("prompt"))
+        if text is None:
+            fields.refuse("content", "a string")
+        tokenizer = self._engine.tokenizer
+        ids = await asyncio.to_thread(
+            tokenizer.encode,
+            text,
+            add_special=fields.flag("add_special"),
+            parse_special=fields.flag("parse_special", True),
+        )
+        if not fields.flag("with_pieces"):
+            return JSONResponse({"tokens": ids, "count": len(ids)})
+        pieces = [{"id": i, "piece": _show_piece(tokenizer.token_bytes(i))} for i in ids]
+        return JSONResponse({"tokens": pieces, "count": len(ids)})
+
+    async def _detokenize(self, request: Request) -> Response:
+        fields = await read_body(request)
+        ids = fields.raw("tokens")
+        if not isinstance(ids, list) or not all(type(i) is int for i in ids):
+            fields.refuse("tokens", "an array of token ids")
+        return JSONResponse({"content": self._engine.tokenizer.decode(ids)})
+
+
+def _show_piece(data: bytes) -> str | list[int]:
+    """A token as llama-server shows it: of a part of a character its bytes."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return list(data)

@@ -1,0 +1,25 @@
+"""How a server admits requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..config import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """How requests are admitted; ``timeout_s`` is for a whole answer, 0 for none.
+
+    ``allowed_hosts`` are the names by which browsers may call the server, None for any;
+    ``cors_origins`` the pages of other origins that may.
+    """
+
+    model_name: str
+    api_key: str | None = None
+    cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] | None = None
+    parallel: int = 4
+    max_queue: int = 32
+    timeout_s: float = 0.0
+    sampling: SamplingParams = field(default_factory=SamplingParams)
