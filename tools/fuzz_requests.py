@@ -20,10 +20,13 @@ with instrumented_imports():
     from edgeh2o.config import SamplingParams
     from edgeh2o.engine.grammar import compiler_of
     from edgeh2o.errors import EdgeH2OError
+    from edgeh2o.serving.anthropic_request import read_messages_request
     from edgeh2o.serving.api_error import as_api_error
     from edgeh2o.serving.fields import parse_body
     from edgeh2o.serving.infill import read_infill_request
     from edgeh2o.serving.requests import read_chat_request, read_text_request
+    from edgeh2o.serving.responses_format import ResponsesFormat
+    from edgeh2o.serving.responses_request import read_responses_request
     from edgeh2o.serving.segments import AnswerParser
     from edgeh2o.serving.tools import describe_tools, grammar_of_call, write_calls_as_text
     from edgeh2o.tokenizer import build_tokenizer
@@ -32,6 +35,7 @@ with instrumented_imports():
 from tests.tokenizer.vocabularies import make_metadata
 
 CHAT, TEXT, INFILL = "/v1/chat/completions", "/v1/completions", "/infill"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 TEMPLATE = (
     "{% for m in messages %}<|user|>{{ m.role }}\n{{ m.content }}"
     "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}"
@@ -89,10 +93,53 @@ def make_seeds() -> Iterator[bytes]:
     yield _write(TEXT, {"prompt": [1, 2, 3], "echo": False, "n": 1})
     code = {"input_prefix": "the ", "input_suffix": "\n", "prompt": "he", "id_slot": 1}
     yield _write(INFILL, code | {"input_extra": [{"filename": "a", "text": "<|begin|>"}]})
+    yield from _make_agent_seeds()
+
+
+def _make_agent_seeds() -> Iterator[bytes]:
+    """Turns of an agent, in the two interfaces that have items or blocks."""
+    named = {"name": "add", "description": "d"}
+    used = {"type": "tool_use", "id": "1", "name": "add", "input": {"a": 1}}
+    thought = {"type": "thinking", "thinking": "x", "signature": ""}
+    text = {"type": "text", "text": "the hen", "cache_control": {"type": "ephemeral"}}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [text]}
+    say = {"role": "user", "content": "the hen"}
+    answer = {"role": "assistant", "content": [thought, text, used]}
+    turns = [say, answer, {"role": "user", "content": [result, text]}]
+    body = {"system": [text], "max_tokens": 5, "tools": [{**named, "input_schema": _SCHEMA}]}
+    for choice in ({"type": "any"}, {"type": "tool", "name": "add"}, {"type": "auto"}):
+        chosen = {"tool_choice": {**choice, "disable_parallel_tool_use": True}}
+        yield _write(MESSAGES, body | chosen | {"messages": turns})
+    form = {"type": "json_schema", "schema": _SCHEMA, "name": "n"}
+    options = {"stop_sequences": ["x"], "thinking": {"type": "enabled"}, "top_k": 4}
+    asked = {"messages": [say], "max_tokens": 5, "output_config": {"format": form}}
+    yield _write(MESSAGES, asked | options)
+    items = [
+        {"role": "developer", "content": [{"type": "input_text", "text": "be kind"}]},
+        say,
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "x"}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "hm"}]},
+        {"type": "function_call", "call_id": "1", "name": "add", "arguments": '{"a": 1}'},
+        {"type": "function_call_output", "call_id": "1", "output": "3"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+    ]
+    tools = [{"type": "function", **named, "parameters": _SCHEMA}, {"type": "web_search"}]
+    body = {"instructions": "be short", "input": items, "max_output_tokens": 5, "tools": tools}
+    for value in ("auto", "required", {"type": "function", "name": "add"}):
+        yield _write(RESPONSES, body | {"tool_choice": value, "parallel_tool_calls": False})
+    said = {"reasoning": {"effort": "low"}, "metadata": {"a": "b"}, "store": True}
+    yield _write(RESPONSES, {"input": "the hen", "text": {"format": form}} | said)
 
 
 def _write(path: str, body: dict[str, Any]) -> bytes:
     return path.encode() + b"\n" + json.dumps(body).encode()
+
+
+_READERS = {
+    TEXT: read_text_request,
+    MESSAGES: read_messages_request,
+    RESPONSES: read_responses_request,
+}
 
 
 class RequestTarget:
@@ -111,22 +158,26 @@ class RequestTarget:
             if path == INFILL.encode():
                 read_infill_request(parse_body(body), self._tokenizer, SamplingParams())
             else:
-                self._read(body, is_chat=path != TEXT.encode())
+                self._read(body, path.decode(errors="replace"))
         except EdgeH2OError as error:
             told = as_api_error(error)
             assert 400 <= told.status < 500, told
-            json.dumps(told.to_dict()).encode("utf-8", errors="strict")
+            said = told.describe(path.decode(errors="replace"))
+            json.dumps(said).encode("utf-8", errors="strict")
             raise
 
-    def _read(self, body: bytes, *, is_chat: bool) -> None:
-        read = read_chat_request if is_chat else read_text_request
-        request = read(parse_body(body), SamplingParams())
+    def _read(self, body: bytes, path: str) -> None:
+        fields = parse_body(body)
+        request = _READERS.get(path, read_chat_request)(fields, SamplingParams())
+        if path == RESPONSES:
+            for chunk in ResponsesFormat("m", request, fields).begin():
+                json.dumps(chunk, ensure_ascii=False).encode("utf-8", errors="strict")
         grammar = request.grammar
         if request.tool_choice.is_forced:
             grammar = grammar_of_call(request.tools, request.tool_choice)
         if grammar is not None:
             self._grammars.compile(grammar)
-        if is_chat:
+        if request.kind == "chat":
             messages = describe_tools(write_calls_as_text(request.messages), request.tools)
             chat = self._template.render(messages, variables=request.template_variables)
             self._template.encode_rendered(chat)

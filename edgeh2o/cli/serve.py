@@ -1,4 +1,4 @@
-"""``edgeh2o serve``: answers requests over HTTP, in the form of OpenAI's interface."""
+"""``edgeh2o serve``: answers requests over HTTP, in the forms of OpenAI's interfaces and Anthropic's."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ from .prompt import read_text
 if TYPE_CHECKING:
     from ..engine.session import Session
 
-HELP = "answer requests over HTTP (OpenAI's interface)"
+HELP = "answer requests over HTTP (interfaces of OpenAI and Anthropic)"
 DESCRIPTION = (
-    "Serve a model over HTTP in the form of OpenAI's interface: /v1/chat/completions, "
-    "/v1/completions, /v1/models, /health, /metrics. Needs edgeh2o[serve]."
+    "Serve a model over HTTP in the forms of OpenAI's interfaces and Anthropic's: "
+    "/v1/chat/completions, /v1/responses, /v1/messages, /v1/completions, /v1/models, /health, "
+    "/metrics. Needs edgeh2o[serve]."
 )
 EXAMPLES = """\
   edgeh2o serve model.gguf
