@@ -1,4 +1,4 @@
-"""``edgeh2o serve``: answers requests over HTTP, in the forms of OpenAI's interfaces and Anthropic's."""
+"""``edgeh2o serve``: answers requests over HTTP, by the interfaces of OpenAI and Anthropic."""
 
 from __future__ import annotations
 

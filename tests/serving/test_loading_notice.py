@@ -33,6 +33,17 @@ def test_requests_get_a_503_until_the_end(method: str, body: bytes | None) -> No
                 waiting.recv(1)
 
 
+def test_a_503_has_the_form_of_the_interface() -> None:
+    with open_socket("127.0.0.1", 0) as listening:
+        port = listening.getsockname()[1]
+        with LoadingNotice(listening):
+            connection = HTTPConnection("127.0.0.1", port, timeout=10)
+            connection.request("POST", "/v1/messages?beta=true", b"{}")
+            told = json.loads(connection.getresponse().read())
+            connection.close()
+    assert (told["type"], told["error"]["type"]) == ("error", "overloaded_error")
+
+
 def test_clients_that_say_nothing_or_go_hold_nobody_up() -> None:
     with open_socket("127.0.0.1", 0) as listening:
         address = listening.getsockname()

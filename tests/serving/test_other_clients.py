@@ -81,6 +81,12 @@ def test_langchain(server: RunningServer) -> None:
         with pytest.raises(openai.BadRequestError) as refused:
             model.invoke("the hen " * 9000)
         assert refused.value.code == "context_length_exceeded"
+        by_items = chat_by(http_client=http, use_responses_api=True)
+        again = by_items.bind(max_output_tokens=5)
+        assert again.invoke(messages).text == said.content
+        assert "".join(chunk.text for chunk in again.stream(messages)) == said.content
+        (call,) = by_items.bind_tools([Sum], tool_choice="required").invoke("one").tool_calls
+        assert call["name"] == "Sum" and Sum(**call["args"])
 
 
 def test_litellm(server: RunningServer) -> None:

@@ -38,3 +38,16 @@ def test_tokens_to_generate_by_each_of_its_names() -> None:
     assert (newest.sampling.max_tokens, text.sampling.max_tokens) == (5, 4)
     with pytest.raises(ApiError, match="'n_predict' must be an integer"):
         read({"n_predict": "3"}, defaults)
+
+
+def test_effort_is_a_variable_of_the_template() -> None:
+    def variables(**body: Any) -> Any:
+        return read(body, SamplingParams())[0].template_variables
+
+    assert variables() == {}
+    assert variables(reasoning_effort="low") == {"reasoning_effort": "low"}
+    assert variables(reasoning_effort="none") == {"enable_thinking": False}
+    own = {"reasoning_effort": "high", "enable_thinking": True}
+    assert variables(reasoning_effort="low", chat_template_kwargs=own) == own
+    with pytest.raises(ApiError, match="'reasoning_effort' must be"):
+        variables(reasoning_effort="as much as it takes")
