@@ -100,7 +100,7 @@ def test_bodies_that_are_none(server: RunningServer, body: bytes, part: str) -> 
         ({"logit_bias": {"999999": 1}}, "beyond the vocabulary"),
         ({"top_logprobs": 5}, "needs 'logprobs'"),
         ({"logprobs": True, "top_logprobs": 1000}, "'top_logprobs'"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "1 to 64 letters"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "1 to 128 letters"),
         ({"tool_choice": "required"}, "there are no tools"),
         ({"response_format": {"type": "xml"}}, "'response_format.type'"),
         ({"response_format": {"type": "json_schema"}}, "'response_format.json_schema'"),
