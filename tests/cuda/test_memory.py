@@ -82,7 +82,7 @@ def test_memory_is_taken_in_blocks_of_256_mib(
         with open_model(tiny_model(**SMALL), device) as file:
             core_model = _core.DeviceModel(core_config(file.config), device)
             core_model.expect_bytes(expected or file.n_weight_bytes)
-            with file._start_loading(core_model) as loading:
+            with file._start_loading(core_model, file._bindings) as loading:
                 loading.wait()
             core_model.finish()
         monkeypatch.delenv("EDGEH2O_HOST_DEVICE_LOG")
@@ -124,7 +124,7 @@ def test_matrices_larger_than_a_block_lie_in_parts(
             core_model = _core.DeviceModel(core_config(file.config), device, size)
             core_model.expect_bytes(file.n_weight_bytes)
             log.write_text("")
-            with file._start_loading(core_model) as loading:
+            with file._start_loading(core_model, file._bindings) as loading:
                 loading.wait()
             core_model.finish()
         monkeypatch.delenv("EDGEH2O_HOST_DEVICE_LOG")
