@@ -2,6 +2,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <cerrno>
 #include <string>
 
 #include "base/check.h"
@@ -14,6 +15,13 @@ namespace edgeh2o {
 inline Span<const uint8_t> contiguous_bytes(const pybind11::buffer_info& info, const std::string& what) {
   EH2O_CHECK(info.ndim == 1 && info.itemsize == 1 && info.strides[0] == 1, what, " must be contiguous bytes");
   return {static_cast<const uint8_t*>(info.ptr), static_cast<size_t>(info.size)};
+}
+
+// Throws the OSError of an error number of the system.
+[[noreturn]] inline void throw_os_error(int number) {
+  errno = number;
+  PyErr_SetFromErrno(PyExc_OSError);
+  throw pybind11::error_already_set();
 }
 
 }  // namespace edgeh2o

@@ -226,14 +226,9 @@ class BoundWeightReader {
       const py::gil_scoped_release release;
       status = reader_.run();
     }
-    if (status == ReadStatus::kFileTooShort) {
-      PyErr_SetString(PyExc_EOFError, "the file ends before the tensor does");
-    } else if (status == ReadStatus::kReadError) {
-      errno = reader_.error_number();
-      PyErr_SetFromErrno(PyExc_OSError);
-    } else {
-      return;
-    }
+    if (status == ReadStatus::kReadError) throw_os_error(reader_.error_number());
+    if (status != ReadStatus::kFileTooShort) return;
+    PyErr_SetString(PyExc_EOFError, "the file ends before the tensor does");
     throw py::error_already_set();
   }
   void take_all_threads() { reader_.take_all_threads(); }

@@ -30,12 +30,6 @@ std::set<std::string> matrix_names(const Decoder& decoder) {
   return names;
 }
 
-[[noreturn]] void throw_os_error(int number) {
-  errno = number;
-  PyErr_SetFromErrno(PyExc_OSError);
-  throw py::error_already_set();
-}
-
 std::tuple<std::string, size_t, size_t, size_t> describe_packed(const Decoder& decoder,
                                                                 const std::string& name) {
   const PackedMatrix& matrix = decoder.weights().find_packed(name);

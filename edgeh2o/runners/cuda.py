@@ -12,7 +12,8 @@ from ..cuda.devices import require_memory
 from ..errors import UsageError
 from ..rope_config import ROPE_OF_FILE, RopeConfig
 from .base import SessionShape
-from .native import GgufModel, GgufModelFile, core_config
+from .core_config import core_config
+from .native import GgufModel, GgufModelFile
 from .weight_loading import OnBytes
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from .. import _core
@@ -18,12 +18,13 @@ from ..formats.gguf import GgufFile, TensorInfo
 from ..formats.gguf_types import TENSOR_TYPES
 from ..formats.metadata import TEMPLATE_KEY, TOOL_TEMPLATE_KEY, quote
 from ..formats.split import open_model_file
-from ..model_config import DecoderConfig, LayerConfig
+from ..model_config import DecoderConfig
 from ..models.reader import read_model
 from ..models.tensors import readable_types
 from ..rope_config import ROPE_OF_FILE, RopeConfig
 from .base import SessionShape
-from .weight_loading import OnBytes, WeightLoading, mapped_bytes, readers_of
+from .core_config import core_config
+from .weight_loading import OnBytes, Reader, WeightLoading, mapped_bytes, readers_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,11 +60,18 @@ class GgufModelFile:
     def _open(self, path: Path) -> ModelTensors:
         return open_model_file(path)
 
+    def _readers(
+        self, core_model: _core.Model | _core.DeviceModel, bindings: Sequence[TensorBinding]
+    ) -> Sequence[tuple[Path, Reader]]:
+        """What packs ``bindings``, by the file that it reads."""
+        assert isinstance(self._gguf, GgufFile)
+        return readers_of(core_model, self._gguf, bindings)
+
     def _start_loading(
         self, core_model: _core.Model | _core.DeviceModel, bindings: Sequence[TensorBinding]
     ) -> WeightLoading:
-        assert isinstance(self._gguf, GgufFile)
-        return WeightLoading(readers_of(core_model, self._gguf, bindings), _bytes_of(bindings))
+        n_bytes = sum(binding.n_bytes for binding in bindings)
+        return WeightLoading(self._readers(core_model, bindings), n_bytes)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -118,11 +126,9 @@ class GgufModelFile:
 
         ``bindings`` are those that are not there yet, by default all.
         """
-        bindings = self._bindings if bindings is None else bindings
-        n_bytes = _bytes_of(bindings)
-        loading = self._start_loading(core_model, bindings)
+        loading = self._start_loading(core_model, self._bindings if bindings is None else bindings)
         if on_bytes is not None:
-            on_bytes(0, n_bytes)
+            on_bytes(0, loading.n_bytes)
         try:
             if check_tensors:
                 for info in self.tensors:
@@ -140,7 +146,7 @@ class GgufModelFile:
         except MemoryError:
             raise ResourceError(
                 f"{self.path}: out of memory after {loading.n_bytes_done} of "
-                f"{n_bytes} bytes of weights; use a smaller model or a stronger "
+                f"{loading.n_bytes} bytes of weights; use a smaller model or a stronger "
                 "quantisation"
             ) from None
         return tokenizer
@@ -309,11 +315,6 @@ def estimate_session_bytes(
         raise UsageError(f"the model cannot be run with these options: {error}") from None
 
 
-def _bytes_of(bindings: Sequence[TensorBinding]) -> int:
-    """Of the file, as they are read."""
-    return sum(binding.n_bytes for binding in bindings)
-
-
 def check_tensors(file: ModelTensors) -> None:
     """Raises FormatError that names the first tensor with a weight that is NaN or infinite.
 
@@ -339,95 +340,3 @@ def _check_tensor(info: TensorInfo, data: memoryview) -> None:
         f"tensor {quote(info.name)} has a NaN or infinite weight in row {row}, block {block} of "
         f"type {info.type_name}; the file is damaged or was converted wrongly, fetch it again"
     )
-
-
-def core_config(config: DecoderConfig) -> _core.DecoderConfig:
-    """The configuration as the core has it. Raises FormatError for one that it refuses."""
-    rope = {
-        "inv_freq": config.rope_inv_freq,
-        "attention_factor": config.rope_attention_factor,
-        "long_inv_freq": config.long_rope_inv_freq,
-        "long_after": config.long_rope_after,
-    }
-    ropes: list[dict[str, Any]] = [rope]
-    if config.sliding_rope_inv_freq:
-        ropes.append({"inv_freq": config.sliding_rope_inv_freq})
-    if not all(layer.has_rope for layer in config.layers):
-        ropes.append({"inv_freq": (0.0,) * len(config.rope_inv_freq)})
-    shared = {
-        "attention_scale": config.attention_scale,
-        "attention_soft_cap": config.attention_soft_cap,
-        "qk_norm": config.qk_norm,
-        "qk_norm_after_rope": config.qk_norm_after_rope,
-        "has_sinks": config.has_sinks,
-        "norms_values": config.norms_values,
-        "has_output_gate": config.has_output_gate,
-        "token_input_dim": config.token_input_dim,
-        "has_output_scale": config.has_output_scale,
-        "laurel_rank": config.laurel_rank,
-        "temperature_scale": config.temperature_scale,
-        "temperature_period": config.temperature_period,
-        "ffn": "experts" if config.n_experts else "gated",
-        "activation": config.activation,
-        "n_experts": config.n_experts,
-        "n_experts_used": config.n_experts_used,
-        "normalises_experts": config.normalises_experts,
-        "expert_scale": config.expert_scale,
-        "n_expert_groups": config.n_expert_groups,
-        "n_expert_groups_used": config.n_expert_groups_used,
-        "shared_ffn_dim": config.shared_ffn_dim,
-        "has_shared_gate": config.has_shared_gate,
-        "has_expert_norms": config.has_expert_norms,
-        "expert_gate": config.expert_gate,
-        "has_expert_bias": config.has_expert_bias,
-        "norm_placement": config.norm_placement,
-        "is_parallel": config.is_parallel,
-        "has_parallel_norm": config.has_parallel_norm,
-        "qkv_limit": config.qkv_limit,
-        "has_joint_bias": config.has_joint_bias,
-        "residual_scale": config.residual_scale,
-    }
-    if config.latent is not None:
-        sizes = asdict(config.latent)
-        shared |= {"values_are_keys": True, **{f"latent_{k}": v for k, v in sizes.items()}}
-    # Most are alike, and it takes as long to describe one as to have the core read it.
-    kinds = dict.fromkeys(config.layers)
-    layers = {layer: {**shared, **_core_layer(layer, config)} for layer in kinds}
-    try:
-        return _core.DecoderConfig(
-            model_dim=config.model_dim,
-            vocab_size=config.vocab_size,
-            norm_eps=config.norm_eps,
-            centres_norms=config.centres_norms,
-            has_norm_weights=config.has_norm_weights,
-            has_norm_biases=config.has_norm_biases,
-            ropes=ropes,
-            layers=[layers[layer] for layer in config.layers],
-            embedding_scale=config.embedding_scale,
-            logit_scale=config.logit_scale,
-            logit_soft_cap=config.logit_soft_cap,
-            tied_embeddings=config.tied_embeddings,
-            has_output_bias=config.has_output_bias,
-            token_input_rows=config.token_input_rows,
-            has_streams=config.has_streams,
-        )
-    except ValueError as error:
-        raise FormatError(f"the model cannot be run: {error}") from None
-
-
-def _core_layer(layer: LayerConfig, config: DecoderConfig) -> dict[str, Any]:
-    """What the core is told of one layer; ``rope`` is the number of its table."""
-    fields = asdict(layer)
-    fields |= {f"xielu_{name}": value for name, value in fields.pop("xielu").items()}
-    if layer.gate_cutoff is None:
-        del fields["gate_cutoff"]
-    head_dim = fields.pop("head_dim") or config.head_dim
-    fields["key_dim"] = fields["value_dim"] = head_dim if layer.n_heads else 0
-    if fields.pop("is_dense") or not layer.ffn_dim:
-        ffn = "gated" if layer.ffn_dim else "none"
-        fields.update(ffn=ffn, n_experts=0, n_experts_used=0, has_expert_bias=False)
-        fields.update(shared_ffn_dim=0, n_expert_groups=1, n_expert_groups_used=1)
-        fields.update(has_expert_norms=False)
-    if not fields.pop("has_rope"):
-        return {**fields, "rope": 1 + bool(config.sliding_rope_inv_freq)}
-    return {**fields, "rope": int(layer.window > 0 and bool(config.sliding_rope_inv_freq))}

@@ -14,7 +14,7 @@ from ..formats.model_folder import read_model_settings
 from ..models.transformers.weights import ConvertedFolder, open_transformers
 from ..rope_config import ROPE_OF_FILE, RopeConfig
 from .native import NativeModelFile
-from .weight_loading import WeightLoading
+from .weight_loading import Reader
 
 if TYPE_CHECKING:
     from ..models.tensors import TensorBinding
@@ -42,13 +42,11 @@ class SafetensorsModelFile(NativeModelFile):
         assert isinstance(self._gguf, ConvertedFolder)
         return self._gguf
 
-    def _start_loading(
+    def _readers(
         self, core_model: _core.Model | _core.DeviceModel, bindings: Sequence[TensorBinding]
-    ) -> WeightLoading:
+    ) -> Sequence[tuple[Path, Reader]]:
         assert isinstance(core_model, _core.Model)
-        reader = _ConvertingReader(core_model, self.converted, bindings)
-        n_bytes = sum(binding.n_bytes for binding in bindings)
-        return WeightLoading([(self.path, reader)], n_bytes)
+        return [(self.path, _ConvertingReader(core_model, self.converted, bindings))]
 
     @cached_property
     def _settings(self) -> dict[str, Any]:

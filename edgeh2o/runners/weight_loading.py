@@ -34,12 +34,12 @@ class WeightLoading:
 
     It needs no Python, so that the thread that waits for it can do something else before: the
     tokenizer of a vocabulary of 49,000 takes as long as the weights of a model of 135M. It leaves
-    a core to that thread until it waits.
+    a core to that thread until it waits. ``n_bytes`` are to be read in all.
     """
 
     def __init__(self, readers: Sequence[tuple[Path, Reader]], n_bytes: int) -> None:
         """``readers``: what packs the weights of each file, ``n_bytes`` in all, in this order."""
-        self._readers, self._n_bytes = readers, n_bytes
+        self._readers, self.n_bytes = readers, n_bytes
         self._is_left = False
         self._error: BaseException | None = None
         # Waited for instead of the thread, which an interrupted join() takes for ended (3.12).
@@ -73,12 +73,12 @@ class WeightLoading:
         reported = 0
         while not self._is_over.wait(None if on_bytes is None else REPORT_INTERVAL_S):
             if on_bytes is not None and (done := self.n_bytes_done) > reported:
-                on_bytes(done, self._n_bytes)
+                on_bytes(done, self.n_bytes)
                 reported = done
         if self._error is not None:
             raise self._error
-        if on_bytes is not None and self._n_bytes > reported:  # it was ready before the wait
-            on_bytes(self._n_bytes, self._n_bytes)
+        if on_bytes is not None and self.n_bytes > reported:  # it was ready before the wait
+            on_bytes(self.n_bytes, self.n_bytes)
 
     def _run(self) -> None:
         try:

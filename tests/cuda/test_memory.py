@@ -14,7 +14,7 @@ import pytest
 from edgeh2o import _core
 from edgeh2o.cuda.devices import open_device
 from edgeh2o.engine.opening import open_model
-from edgeh2o.runners.native import core_config
+from edgeh2o.runners.core_config import core_config
 from tests.cuda.host_library import SMALL
 from tests.tiny_models import TinyModelFactory
 

@@ -8,7 +8,8 @@ import pytest
 
 from edgeh2o import _core
 from edgeh2o.formats.gguf_types import TENSOR_TYPES
-from edgeh2o.runners.native import NativeModelFile, core_config
+from edgeh2o.runners.core_config import core_config
+from edgeh2o.runners.native import NativeModelFile
 from tests.tiny_models import TinyModelFactory
 
 ROWS, COLS = 19, 512

@@ -14,7 +14,7 @@ from gguf import GGUFWriter
 from edgeh2o import _core
 from edgeh2o.cli.main import main
 from edgeh2o.errors import FormatError
-from edgeh2o.runners.native import core_config
+from edgeh2o.runners.core_config import core_config
 from tests.model.model_pair import (
     CHUNK_SIZE,
     MAX_CONTEXT,

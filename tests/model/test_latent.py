@@ -13,7 +13,8 @@ from edgeh2o.attention.headwise import HeadwiseConfig
 from edgeh2o.cli.main import main
 from edgeh2o.engine.calibration import LayerProbe
 from edgeh2o.errors import FormatError
-from edgeh2o.runners.native import NativeModelFile, core_config
+from edgeh2o.runners.core_config import core_config
+from edgeh2o.runners.native import NativeModelFile
 from tests.model.model_pair import (
     CHUNK_SIZE,
     MAX_CONTEXT,

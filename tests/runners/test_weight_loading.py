@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edgeh2o import _core
 from edgeh2o.errors import FormatError, ResourceError
-from edgeh2o.runners import native
+from edgeh2o.runners.core_config import core_config
 from edgeh2o.runners.native import NativeModelFile
 
 TinyModelFactory = Callable[..., Path]
@@ -40,7 +40,7 @@ def test_weights_are_those_of_tensors_set_one_by_one(
 ) -> None:
     with NativeModelFile(tiny_model(**options)) as file:
         model = file.load()
-        expected = _core.Model(native.core_config(file.config))
+        expected = _core.Model(core_config(file.config))
         for item in file._bindings:
             data = file._gguf.tensor_bytes(item.info)[item.first_byte :][: item.n_bytes]
             kind, shape = item.info.type_name, (item.n_rows, item.info.cols)
@@ -182,7 +182,7 @@ def test_an_order_of_rows_that_cannot_be_one(
     path: Path, order: NDArray[np.generic], problem: str
 ) -> None:
     with NativeModelFile(path) as file:
-        model = _core.Model(native.core_config(file.config))
+        model = _core.Model(core_config(file.config))
         item = next(item for item in file._bindings if item.row_order is not None)
         data = file._gguf.tensor_bytes(item.info)
         shape = (item.n_rows, item.info.cols)
@@ -202,7 +202,7 @@ def test_a_file_that_cannot_be_read(path: Path, tmp_path: Path) -> None:
     with NativeModelFile(path) as file:
         closed_for_reading = os.open(tmp_path / "other", os.O_WRONLY | os.O_CREAT)
         reader = _core.WeightReader(
-            _core.Model(native.core_config(file.config)),
+            _core.Model(core_config(file.config)),
             closed_for_reading,
             [("output_norm.weight", "F32", 0, 1024, 1, 256, None)],
         )
@@ -235,7 +235,7 @@ def test_a_read_error_names_the_file(path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_cancelled_reader_reads_no_more(path: Path) -> None:
     with NativeModelFile(path) as file:
-        model = _core.Model(native.core_config(file.config))
+        model = _core.Model(core_config(file.config))
         item = file._bindings[0]
         source = (item.name, item.info.type_name, item.info.offset, item.n_bytes)
         shape = (item.n_rows, item.info.cols, item.row_order)

@@ -43,5 +43,5 @@ def add_expert_metadata(writer: GGUFWriter, shape: Shape) -> None:
     if shape.window is not None:
         writer.add_sliding_window(shape.window)
         writer.add_rope_scaling_type(RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(shape.context_length / 4096)
-        writer.add_rope_scaling_orig_ctx_len(4096)
+        writer.add_rope_scaling_factor(shape.context_length / shape.trained_context)
+        writer.add_rope_scaling_orig_ctx_len(shape.trained_context)

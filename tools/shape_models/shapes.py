@@ -73,7 +73,8 @@ class Shape:
     """Sizes and settings of a model.
 
     Attributes:
-        rope_factor: of the scaling of Llama 3.1, from ``trained_context`` tokens; None for none.
+        rope_factor: of the scaling of Llama 3.1; None for none.
+        trained_context: tokens from which it, or the YaRN of gpt-oss, scales.
         tied: the token embedding is also the output matrix.
         qk_norms: queries and keys are normed per head, or each as a whole ("projection").
         qkv_biases: Q, K and V have biases.
@@ -328,6 +329,7 @@ SHAPES: Mapping[str, Shape] = {
         ffn_dim=2880,
         context_length=131072,
         rope_base=1.5e5,
+        trained_context=4096,
         norm_epsilon=1e-5,
         tied=False,
         qkv_biases=True,

@@ -1,0 +1,102 @@
+"""The configuration of a decoder as the core has it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from .. import _core
+from ..errors import FormatError
+from ..model_config import DecoderConfig, LayerConfig
+
+
+def core_config(config: DecoderConfig) -> _core.DecoderConfig:
+    """The configuration as the core has it. Raises FormatError for one that it refuses."""
+    rope = {
+        "inv_freq": config.rope_inv_freq,
+        "attention_factor": config.rope_attention_factor,
+        "long_inv_freq": config.long_rope_inv_freq,
+        "long_after": config.long_rope_after,
+    }
+    ropes: list[dict[str, Any]] = [rope]
+    if config.sliding_rope_inv_freq:
+        ropes.append({"inv_freq": config.sliding_rope_inv_freq})
+    if not all(layer.has_rope for layer in config.layers):
+        ropes.append({"inv_freq": (0.0,) * len(config.rope_inv_freq)})
+    shared = {
+        "attention_scale": config.attention_scale,
+        "attention_soft_cap": config.attention_soft_cap,
+        "qk_norm": config.qk_norm,
+        "qk_norm_after_rope": config.qk_norm_after_rope,
+        "has_sinks": config.has_sinks,
+        "norms_values": config.norms_values,
+        "has_output_gate": config.has_output_gate,
+        "token_input_dim": config.token_input_dim,
+        "has_output_scale": config.has_output_scale,
+        "laurel_rank": config.laurel_rank,
+        "temperature_scale": config.temperature_scale,
+        "temperature_period": config.temperature_period,
+        "ffn": "experts" if config.n_experts else "gated",
+        "activation": config.activation,
+        "n_experts": config.n_experts,
+        "n_experts_used": config.n_experts_used,
+        "normalises_experts": config.normalises_experts,
+        "expert_scale": config.expert_scale,
+        "n_expert_groups": config.n_expert_groups,
+        "n_expert_groups_used": config.n_expert_groups_used,
+        "shared_ffn_dim": config.shared_ffn_dim,
+        "has_shared_gate": config.has_shared_gate,
+        "has_expert_norms": config.has_expert_norms,
+        "expert_gate": config.expert_gate,
+        "has_expert_bias": config.has_expert_bias,
+        "norm_placement": config.norm_placement,
+        "is_parallel": config.is_parallel,
+        "has_parallel_norm": config.has_parallel_norm,
+        "qkv_limit": config.qkv_limit,
+        "has_joint_bias": config.has_joint_bias,
+        "residual_scale": config.residual_scale,
+    }
+    if config.latent is not None:
+        sizes = asdict(config.latent)
+        shared |= {"values_are_keys": True, **{f"latent_{k}": v for k, v in sizes.items()}}
+    # Most are alike, and it takes as long to describe one as to have the core read it.
+    kinds = dict.fromkeys(config.layers)
+    layers = {layer: {**shared, **_core_layer(layer, config)} for layer in kinds}
+    try:
+        return _core.DecoderConfig(
+            model_dim=config.model_dim,
+            vocab_size=config.vocab_size,
+            norm_eps=config.norm_eps,
+            centres_norms=config.centres_norms,
+            has_norm_weights=config.has_norm_weights,
+            has_norm_biases=config.has_norm_biases,
+            ropes=ropes,
+            layers=[layers[layer] for layer in config.layers],
+            embedding_scale=config.embedding_scale,
+            logit_scale=config.logit_scale,
+            logit_soft_cap=config.logit_soft_cap,
+            tied_embeddings=config.tied_embeddings,
+            has_output_bias=config.has_output_bias,
+            token_input_rows=config.token_input_rows,
+            has_streams=config.has_streams,
+        )
+    except ValueError as error:
+        raise FormatError(f"the model cannot be run: {error}") from None
+
+
+def _core_layer(layer: LayerConfig, config: DecoderConfig) -> dict[str, Any]:
+    """What the core is told of one layer; ``rope`` is the number of its table."""
+    fields = asdict(layer)
+    fields |= {f"xielu_{name}": value for name, value in fields.pop("xielu").items()}
+    if layer.gate_cutoff is None:
+        del fields["gate_cutoff"]
+    head_dim = fields.pop("head_dim") or config.head_dim
+    fields["key_dim"] = fields["value_dim"] = head_dim if layer.n_heads else 0
+    if fields.pop("is_dense") or not layer.ffn_dim:
+        ffn = "gated" if layer.ffn_dim else "none"
+        fields.update(ffn=ffn, n_experts=0, n_experts_used=0, has_expert_bias=False)
+        fields.update(shared_ffn_dim=0, n_expert_groups=1, n_expert_groups_used=1)
+        fields.update(has_expert_norms=False)
+    if not fields.pop("has_rope"):
+        return {**fields, "rope": 1 + bool(config.sliding_rope_inv_freq)}
+    return {**fields, "rope": int(layer.window > 0 and bool(config.sliding_rope_inv_freq))}
