@@ -12,9 +12,6 @@ namespace edgeh2o {
 namespace {
 
 constexpr size_t kRangeKeys = 256;
-// A thread takes so many ranges that lie one after another, so that it can fetch the next one beforehand, but
-// leaves tasks for the others: 8 ranges give 1.2 times the rate of one each.
-constexpr size_t kMaxTaskRanges = 8, kTasksPerThread = 4;
 // Results wait for those before them in rounds, whose memory holds one token at least, or more tokens in so
 // many ranges per thread and in all, or so many bytes: all of 16 tokens at once would take 68 MB of 32,000
 // positions and 16 heads of latent attention.
@@ -51,6 +48,7 @@ DecodeAttention::DecodeAttention(const AttentionPlan& plan, uint8_t* scratch, si
   const size_t n_ranges = max_ranges(plan), n_rows = kMaxDecodeTokens * group_size();
   Arena arena(scratch);
   keys_ = arena.take<HeadKeys>(heads.n_kv_heads * kMaxDecodeTokens);
+  range_ends_ = arena.take<size_t>(heads.n_kv_heads * kMaxDecodeTokens);
   q_ = arena.take<float>(kMaxDecodeTokens * heads.q_dim());
   weights_ = arena.take<float>(n_threads * n_rows * kRangeKeys);
   summed_ = arena.take<float>(plan.shape.sums_weights
@@ -309,23 +307,39 @@ bool DecodeAttention::lists_all(size_t n_tokens) const {
   return true;
 }
 
+// Ranges of the round, of one KV head (and token, if each token is a part of its own) after another: fills
+// range_ends_ [n_kv_heads * n_parts], returns how many there are.
+size_t DecodeAttention::count_ranges(const Round& round, size_t n_parts) const {
+  const size_t n_of_part = round.n_tokens / n_parts;
+  size_t n = 0;
+  for (size_t i = 0; i < plan_.shape.heads.n_kv_heads * n_parts; ++i) {
+    size_t end = round.first;
+    for (size_t token = 0; token < n_of_part; ++token) {
+      end = std::max(end, keys(i / n_parts, i % n_parts * n_of_part + token).n_ranges());
+    }
+    range_ends_[i] = n += std::min(end, round.end) - round.first;
+  }
+  return n;
+}
+
+// Ranges that lie one after another go together, so that a thread fetches the next one beforehand. Where no
+// token shares rows with another, each has ranges of its own.
 void DecodeAttention::attend(const Round& round, const LayerKv& kv, bool keeps_weights) const {
-  const size_t n_heads = plan_.shape.heads.n_kv_heads, n_ranges = round.end - round.first;
-  const size_t n_together =
-      std::clamp(n_heads * n_ranges / (kTasksPerThread * n_threads_), size_t{1}, kMaxTaskRanges);
-  const size_t n_tasks = ceil_div(n_ranges, n_together);  // of a head
   const size_t n_parts = lists_all(round.n_tokens) ? round.n_tokens : 1, part = round.n_tokens / n_parts;
-  parallel_for(n_parts * n_heads * n_tasks, [&](size_t task, size_t thread) {
-    const size_t kv_head = task / n_parts / n_tasks, first_token = task % n_parts * part,
-                 first_range = round.first + task / n_parts % n_tasks * n_together,
-                 end = std::min(first_range + n_together, round.end), end_token = first_token + part;
-    for (size_t range_idx = first_range; range_idx < end; ++range_idx) {
+  const size_t n_items = count_ranges(round, n_parts);
+  parallel_ranges(n_items, [&](size_t first, size_t end, size_t thread) {
+    size_t i = 0;
+    for (size_t item = first; item < end; ++item) {
+      while (item >= range_ends_[i]) ++i;
+      const size_t kv_head = i / n_parts, first_token = i % n_parts * part, end_token = first_token + part;
+      const size_t range_idx = round.first + item - (i > 0 ? range_ends_[i - 1] : 0);
       for (size_t token = first_token, n_alike; token < end_token; token += n_alike) {
         n_alike = count_alike(kv_head, token, end_token, range_idx);
         const HeadKeys& read = keys(kv_head, token);
         const Range now = range(read, range_idx), next = range(read, range_idx + 1);
         const bool is_next_adjacent =
-            range_idx + 1 < end && next.is_of_rows == now.is_of_rows && token + n_alike == end_token &&
+            item + 1 < std::min(end, range_ends_[i]) && next.is_of_rows == now.is_of_rows &&
+            token + n_alike == end_token &&
             (read.positions == nullptr || (lies_in_pages(read, now) && lies_in_pages(read, next)));
         attend_range(round, kv, kv_head, range_idx, token, n_alike, is_next_adjacent ? next.n_keys : 0,
                      keeps_weights ? summed_weights(kv_head, range_idx, token)

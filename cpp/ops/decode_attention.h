@@ -88,6 +88,7 @@ class DecodeAttention {
   AttentionTile range_result(const Round& round, size_t kv_head, size_t range_idx, size_t token,
                              size_t n_tokens) const;
   bool lists_all(size_t n_tokens) const;
+  size_t count_ranges(const Round& round, size_t n_parts) const;
   void attend(const Round& round, const LayerKv& kv, bool keeps_weights) const;
   void attend_range(const Round& round, const LayerKv& kv, size_t kv_head, size_t range_idx, size_t token,
                     size_t n_alike, size_t n_next, float* weights, uint8_t* gathered) const;
@@ -103,10 +104,11 @@ class DecodeAttention {
 
   const AttentionPlan& plan_;
   size_t n_threads_;
-  HeadKeys* keys_;  // [n_kv_heads][kMaxDecodeTokens]
-  float* q_;        // [n_kv_heads][kMaxDecodeTokens][group_size][key_dim] scaled
-  float* weights_;  // [n_threads][kMaxDecodeTokens * group_size][range length]
-  float* summed_;   // [n_kv_heads][ranges][kMaxSummedTokens * group_size][range length], if they are summed
+  HeadKeys* keys_;      // [n_kv_heads][kMaxDecodeTokens]
+  size_t* range_ends_;  // [n_kv_heads * kMaxDecodeTokens] as count_ranges
+  float* q_;            // [n_kv_heads][kMaxDecodeTokens][group_size][key_dim] scaled
+  float* weights_;      // [n_threads][kMaxDecodeTokens * group_size][range length]
+  float* summed_;  // [n_kv_heads][ranges][kMaxSummedTokens * group_size][range length], if they are summed
   // [n_kv_heads][ranges of a round]: m and l [tokens][group_size], o [tokens][group_size][o_stride]
   float* results_;
   size_t n_results_;               // of a KV head, a token and a range each

@@ -144,12 +144,8 @@ void matmul(const KernelTable& table, const MatmulInput& input, Span<const Matmu
   const size_t nr = table.layout.panel_cols;
   const bool is_few = is_few_rows(table, n_rows);
   const TaskGrid grid(outputs, n_rows, is_few ? n_rows : round_up(kRowBlock, table.layout.tile_rows));
-  // Few rows make panels too short for a task each.
-  const size_t group =
-      is_few ? std::max<size_t>(1, grid.size() / (static_cast<size_t>(num_threads()) * 4)) : 1;
-  parallel_for(ceil_div(grid.size(), group), [&](size_t first, size_t thread) {
-    const size_t end = std::min(grid.size(), (first + 1) * group);
-    for (size_t i = first * group; i < end;) {
+  const auto run = [&](size_t first, size_t end, size_t thread) {
+    for (size_t i = first; i < end;) {
       const Task task = grid.task(i, is_few ? end - i : 1);
       const MatmulOutput& output = *task.output;
       const MatmulInput& own = output.input ? *output.input : input;
@@ -165,7 +161,12 @@ void matmul(const KernelTable& table, const MatmulInput& input, Span<const Matmu
       }
       i += task.n_panels;
     }
-  });
+  };
+  if (is_few) {  // panels too short for a task each
+    parallel_ranges(grid.size(), run);
+  } else {
+    parallel_for(grid.size(), [&](size_t i, size_t thread) { run(i, i + 1, thread); });
+  }
 }
 
 void matmul_heads(const KernelTable& table, MatView<const float> rows, uint8_t* packed, size_t step,
