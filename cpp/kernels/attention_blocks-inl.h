@@ -86,7 +86,10 @@ void score_blocks(float* out, size_t out_stride, const float* q, const RowsInPla
   }
   for (size_t key = 0; key < n_keys; key += kLanes) {
     const size_t first = key + kLanes <= n_keys ? key : n_keys - kLanes;  // some twice
-    for (size_t i = 0; i < kLanes; i += kNeighbourRows) ahead.fetch(key + i, kNeighbourRows);
+    for (size_t i = 0; i < kLanes; i += kNeighbourRows) {
+      ahead.fetch(key + i, kNeighbourRows);
+      if (ahead.n_rows > 0) RowsAhead{k, n_keys}.fetch(key + i + kKeysAhead, kNeighbourRows);
+    }
     dot_blocks<kRows>(out + first, out_stride, x, units, k, first, head_dim);
   }
 }

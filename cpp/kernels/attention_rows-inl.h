@@ -69,10 +69,6 @@ EH2O_INLINE void sum_values(float* o, size_t o_stride, const float* weights, siz
   });
 }
 
-// Nobody has fetched the first range of a task, and processors stop at the end of every 4 KiB: 4 % of a token
-// after 32,000, 2 % where everything is read.
-inline constexpr size_t kKeysAhead = 32;
-
 // Logits of the keys from `first` on.
 template <CacheType kType, size_t kRows>
 void score_rows(float* out, size_t out_stride, const float* q, const RowsInPlace& k, size_t first,
