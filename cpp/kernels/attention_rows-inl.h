@@ -4,7 +4,7 @@
 namespace edgeh2o::EH2O_ISA {
 
 // Register blocks of rows x keys (logits) and rows x vectors (values).
-inline constexpr size_t kBlockRows = 4;
+inline constexpr size_t kBlockRows = 4, kSumBlockRows = simd::kLanes >= 16 ? 6 : kBlockRows;
 inline constexpr bool kHasManyRegisters = simd::kGemmF32Rows * simd::kGemmF32Vectors >= 16;
 template <size_t kRows>
 inline constexpr size_t kScoreKeys = kRows < 4 || kHasManyRegisters ? 4 : 2;
@@ -49,21 +49,24 @@ EH2O_INLINE void sum_values(float* o, size_t o_stride, const float* weights, siz
   using namespace simd;
   F32 sum[kRows][kVectors];
   unroll<kRows>([&](auto r) { unroll<kVectors>([&](auto i) { sum[r][i] = zero(); }); });
-  const auto add_key = [&](size_t key, const uint8_t* row) {
-    if (dim == 0) ahead.fetch(key, 1);
+  const auto add_key = [&](size_t key, const uint8_t* row) EH2O_INLINE_LAMBDA {
     F32 values[kVectors];
     unroll<kVectors>([&](auto i) { values[i] = load_cached<kType>(row, dim + i * kLanes, count); });
     unroll<kRows>([&](auto r) {
-      const F32 weight = set1(weights[r * weight_stride + key]);
+      const F32 weight = keep(set1(weights[r * weight_stride + key]));
       unroll<kVectors>([&](auto i) { sum[r][i] = mul_add(weight, values[i], sum[r][i]); });
     });
   };
   size_t key = 0;
   for (; key + kNeighbourRows <= n_keys; key += kNeighbourRows) {
+    if (dim == 0) ahead.fetch(key, kNeighbourRows);
     const uint8_t* row = v.at(key);
-    for (size_t i = 0; i < kNeighbourRows; ++i, row += v.row_bytes) add_key(key + i, row);
+    unroll<kNeighbourRows>([&](auto i) { add_key(key + i, row + i * v.row_bytes); });
   }
-  for (; key < n_keys; ++key) add_key(key, v.at(key));
+  for (; key < n_keys; ++key) {
+    if (dim == 0) ahead.fetch(key, 1);
+    add_key(key, v.at(key));
+  }
   unroll<kRows>([&](auto r) {
     unroll<kVectors>([&](auto i) { store_n(o + r * o_stride + dim + i * kLanes, sum[r][i], count); });
   });
@@ -94,7 +97,9 @@ template <CacheType kType>
 void score_tile(const AttentionTile& tile, const RowsInPlace& k, size_t n_keys, const RowsAhead& ahead) {
   size_t n_scored = 0;
   if constexpr (kHasKeyColumns<kType>) {
-    if (take_columns(tile.n_rows, tile.key_dim)) n_scored = score_columns<kType>(tile, k, n_keys, ahead);
+    if (take_columns(tile.n_rows, tile.key_dim)) {
+      n_scored = score_columns<simd::HalfColumns>(tile, k, n_keys, ahead);
+    }
   }
   for_each_row_block<kBlockRows>(tile.n_rows, [&](size_t row, auto n) {
     score_rows<kType, n>(tile.weights + row * tile.weight_stride, tile.weight_stride,
@@ -123,7 +128,7 @@ void sum_rows(float* o, size_t o_stride, const float* weights, size_t weight_str
 
 template <CacheType kType>
 void sum_tile(const AttentionTile& tile, const RowsInPlace& v, size_t n_keys, const RowsAhead& ahead) {
-  for_each_row_block<kBlockRows>(tile.n_rows, [&](size_t row, auto n) {
+  for_each_row_block<kSumBlockRows>(tile.n_rows, [&](size_t row, auto n) {
     sum_rows<kType, n>(tile.o + row * tile.o_stride, tile.o_stride, tile.weights + row * tile.weight_stride,
                        tile.weight_stride, v, n_keys, tile.value_dim, row == 0 ? ahead : RowsAhead{});
   });

@@ -1,13 +1,12 @@
-// Logits of many query rows: kLanes keys at a time become columns, whose products need no sums of lanes. They
-// add up in the order of dot_rows (attention_rows-inl.h), so that no bit depends on the number of rows.
+// Logits of many query rows: keys become columns, whose products need no sums of lanes. They add up in the
+// order of dot_rows (attention_rows-inl.h), so that no bit depends on the number of rows.
 
 namespace edgeh2o::EH2O_ISA {
 
-// Rows that pay for making columns; latent keys, which have the most dimensions, make 36 KB. With fewer lanes
-// sums of lanes cost no more: 8 lanes gained nothing.
-inline constexpr size_t kLeastColumnRows = 6, kColumnRows = 8, kMaxColumnDim = 576;
+// Rows that pay for making columns; latent keys, which have the most dimensions, make 36 KB.
+inline constexpr size_t kLeastColumnRows = 6, kColumnRows = 6, kMaxColumnDim = 576;
 template <CacheType kType>
-inline constexpr bool kHasKeyColumns = simd::kLanes >= 16 && kType != CacheType::kQ8_0;
+inline constexpr bool kHasKeyColumns = kType == CacheType::kF16&& simd::kHasHalfColumns;
 
 inline bool take_columns(size_t n_rows, size_t head_dim) {
   return n_rows >= kLeastColumnRows && head_dim <= kMaxColumnDim && head_dim % simd::kLanes == 0;
@@ -24,73 +23,82 @@ EH2O_INLINE void for_each_row_block(size_t n_rows, const F& f) {
   }
 }
 
-// columns [head_dim][kLanes]: the keys from `first` on. Fetches `later` keys, and values, which are read
-// next.
-template <CacheType kType>
-void load_key_columns(float* columns, const RowsInPlace& k, size_t first, size_t head_dim,
-                      const RowsAhead& later, const RowsAhead& values) {
-  using namespace simd;
-  constexpr size_t kColumnsAhead = 2 * kLanes;
-  static_assert(kLanes % kNeighbourRows == 0);
-  const uint8_t* neighbours[kLanes / kNeighbourRows];
-  unroll<kLanes / kNeighbourRows>([&](auto i) { neighbours[i] = k.at(first + i * kNeighbourRows); });
-  for (size_t dim = 0; dim < head_dim; dim += kLanes) {
+// columns [head_dim][Columns::kRows]: the keys from `first` on. Fetches `later` keys, and values, which are
+// read next.
+template <typename Columns>
+void load_key_columns(uint16_t* columns, const RowsInPlace& k, size_t first, size_t head_dim,
+                      const RowsAhead& later) {
+  constexpr size_t kKeys = Columns::kRows, kKeysAhead = kKeys;
+  static_assert(kKeys % kNeighbourRows == 0);
+  const uint8_t* neighbours[kKeys / kNeighbourRows];
+  simd::unroll<kKeys / kNeighbourRows>([&](auto i) { neighbours[i] = k.at(first + i * kNeighbourRows); });
+  for (size_t dim = 0; dim < head_dim; dim += Columns::kDepth) {
     // All at once they would be in the way of the loads.
-    const size_t fetched = dim / kLanes * kNeighbourRows;
-    if (fetched < kLanes) {
-      values.fetch(first + fetched, kNeighbourRows);
-      later.fetch(first + kColumnsAhead + fetched, kNeighbourRows);
+    const size_t fetched = dim / Columns::kDepth * kNeighbourRows;
+    if (fetched < kKeys) {
+      later.fetch(first + kKeysAhead + fetched, kNeighbourRows);
     }
-    F32 block[kLanes];
-    unroll<kLanes>([&](auto i) {
-      block[i] = load_cached<kType>(neighbours[i / kNeighbourRows] + i % kNeighbourRows * k.row_bytes, dim,
-                                    Index<kLanes>{});
+    Columns::load(columns + dim * kKeys, [&](size_t i) EH2O_INLINE_LAMBDA {
+      const uint8_t* row = neighbours[i / kNeighbourRows] + i % kNeighbourRows * k.row_bytes;
+      return row + dim * sizeof(uint16_t);
     });
-    transpose(block);
-    unroll<kLanes>([&](auto i) { store(columns + (dim + i) * kLanes, block[i]); });
   }
 }
 
 // out: what add_lane(sums, Index<lane>) gives for every lane, added up in the order of store_sums.
-template <size_t kRows, size_t kDepth, size_t kLane, typename AddLane>
-EH2O_INLINE void sum_lanes(simd::F32 (&out)[kRows], const AddLane& add_lane) {
+template <size_t kSums, size_t kDepth, size_t kLane, typename AddLane>
+EH2O_INLINE void sum_lanes(simd::F32 (&out)[kSums], const AddLane& add_lane) {
   using namespace simd;
   if constexpr ((size_t{1} << kDepth) == kLanes) {
     add_lane(out, Index<kLane>{});
   } else {
-    F32 other[kRows];
-    sum_lanes<kRows, kDepth + 1, kLane>(out, add_lane);
-    sum_lanes<kRows, kDepth + 1, kLane + kSumSteps[kDepth]>(other, add_lane);
-    unroll<kRows>([&](auto r) { out[r] = add(out[r], other[r]); });
+    F32 other[kSums];
+    sum_lanes<kSums, kDepth + 1, kLane>(out, add_lane);
+    sum_lanes<kSums, kDepth + 1, kLane + kSumSteps[kDepth]>(other, add_lane);
+    unroll<kSums>([&](auto i) { out[i] = add(out[i], other[i]); });
   }
 }
 
-template <size_t kRows>
-void multiply_columns(float* out, size_t out_stride, const float* q, const float* columns, size_t head_dim) {
+// Flat: gcc leaves a lambda of 6 rows out of line, with its sums in memory.
+template <typename Columns, size_t kRows>
+__attribute__((flatten)) void multiply_columns(float* out, size_t out_stride, const float* q,
+                                               const uint16_t* columns, size_t head_dim,
+                                               const RowsAhead& values, size_t first) {
   using namespace simd;
-  F32 sums[kRows];
-  sum_lanes<kRows, 0, 0>(sums, [&](F32(&sum)[kRows], auto lane) EH2O_INLINE_LAMBDA {
-    unroll<kRows>([&](auto r) { sum[r] = zero(); });
+  constexpr size_t kKeys = Columns::kRows, kVectors = kKeys / kLanes;
+  F32 sums[kRows * kVectors];
+  sum_lanes<kRows * kVectors, 0, 0>(sums, [&](F32(&sum)[kRows * kVectors], auto lane) EH2O_INLINE_LAMBDA {
+    unroll<kRows * kVectors>([&](auto i) { sum[i] = zero(); });
+    values.fetch(first + lane * (kKeys / kLanes), kKeys / kLanes);
     for (size_t dim = lane; dim < head_dim; dim += kLanes) {
-      const F32 keys = load(columns + dim * kLanes);
-      unroll<kRows>([&](auto r) { sum[r] = mul_add(set1(q[r * head_dim + dim]), keys, sum[r]); });
+      F32 keys[kVectors];
+      unroll<kVectors>([&](auto v) { keys[v] = load_f16(columns + dim * kKeys + v * kLanes); });
+      unroll<kRows>([&](auto r) {
+        const F32 query = keep(set1(q[r * head_dim + dim]));
+        unroll<kVectors>([&](auto v) {
+          F32& to = sum[r * kVectors + v];
+          to = mul_add(query, keys[v], to);
+        });
+      });
     }
   });
-  unroll<kRows>([&](auto r) { store(out + r * out_stride, sums[r]); });
+  unroll<kRows>([&](auto r) {
+    unroll<kVectors>([&](auto v) { store(out + r * out_stride + v * kLanes, sums[r * kVectors + v]); });
+  });
 }
 
 // Logits of all rows of a tile, of the first keys that fill columns; returns how many those are.
-template <CacheType kType>
+template <typename Columns>
 size_t score_columns(const AttentionTile& tile, const RowsInPlace& k, size_t n_keys,
                      const RowsAhead& values) {
-  using namespace simd;
-  alignas(64) float columns[kMaxColumnDim * kLanes];
+  alignas(64) uint16_t columns[kMaxColumnDim * Columns::kRows];
   size_t key = 0;
-  for (; key + kLanes <= n_keys; key += kLanes) {
-    load_key_columns<kType>(columns, k, key, tile.key_dim, {k, n_keys}, values);
+  for (; key + Columns::kRows <= n_keys; key += Columns::kRows) {
+    load_key_columns<Columns>(columns, k, key, tile.key_dim, {k, n_keys});
     for_each_row_block<kColumnRows>(tile.n_rows, [&](size_t row, auto n) {
-      multiply_columns<n>(tile.weights + row * tile.weight_stride + key, tile.weight_stride,
-                          tile.q + row * tile.key_dim, columns, tile.key_dim);
+      multiply_columns<Columns, n>(tile.weights + row * tile.weight_stride + key, tile.weight_stride,
+                                   tile.q + row * tile.key_dim, columns, tile.key_dim,
+                                   row == 0 ? values : RowsAhead{}, key);
     });
   }
   return key;

@@ -24,6 +24,8 @@ inline constexpr int32_t kDotBias = 0x4b400000;
 inline constexpr bool kHasBf16 = false, kPrefersBf16 = false;
 inline constexpr bool kHasF16 = false;
 struct Halves;
+inline constexpr bool kHasHalfColumns = false;
+struct HalfColumns;
 inline constexpr bool kHasWordDot = true;
 inline constexpr size_t kGemmQ8Rows = 3, kGemmQ8Vectors = 2;
 inline constexpr size_t kGemvRows = 4;  // that a matrix-vector kernel takes at once
@@ -32,6 +34,7 @@ inline constexpr size_t kGemmF32Rows = 6, kGemmF32Vectors = 2;
 
 EH2O_INLINE F32 zero() { return _mm256_setzero_ps(); }
 EH2O_INLINE F32 set1(float x) { return _mm256_set1_ps(x); }
+EH2O_INLINE F32 keep(F32 v) { return v; }  // for what takes a register, not a load for every product
 EH2O_INLINE F32 load(const float* p) { return _mm256_loadu_ps(p); }
 EH2O_INLINE void store(float* p, F32 v) { _mm256_storeu_ps(p, v); }
 EH2O_INLINE __m256i first_lanes(size_t n) {

@@ -26,6 +26,7 @@ inline constexpr bool kHasBf16 = false, kPrefersBf16 = false;
 #endif
 inline constexpr bool kHasF16 = false;
 struct Halves;
+inline constexpr bool kHasHalfColumns = true;
 inline constexpr bool kHasWordDot = true;
 // Register tiles (rows x vectors of columns), the largest that leaves the weights in registers.
 inline constexpr size_t kGemmQ8Rows = 6, kGemmQ8Vectors = 2;
@@ -35,6 +36,11 @@ inline constexpr size_t kGemmF32Rows = 12, kGemmF32Vectors = 2;
 
 EH2O_INLINE F32 zero() { return _mm512_setzero_ps(); }
 EH2O_INLINE F32 set1(float x) { return _mm512_set1_ps(x); }
+// In a register: gcc would load what was broadcast again for every product.
+EH2O_INLINE F32 keep(F32 v) {
+  asm("" : "+v"(v));
+  return v;
+}
 EH2O_INLINE F32 load(const float* p) { return _mm512_loadu_ps(p); }
 EH2O_INLINE void store(float* p, F32 v) { _mm512_storeu_ps(p, v); }
 EH2O_INLINE __mmask16 first_lanes(size_t n) { return static_cast<__mmask16>((1u << n) - 1); }
@@ -95,6 +101,36 @@ EH2O_INLINE void store_f16(uint16_t* p, F32 v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                       _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+// Rows of 16-bit values, to columns.
+struct HalfColumns {
+  static constexpr size_t kRows = 2 * kLanes, kDepth = 8;
+  // out [kDepth][kRows]: the first values of the row at row(i), for every i.
+  template <typename Row>
+  static EH2O_INLINE void load(uint16_t* out, const Row& row) {
+    // Lane block b holds rows 8 b to 8 b + 7: r[i] the values of one, t[i] of two, r[i] of four.
+    __m512i r[8], t[8];
+    unroll<8>([&](auto i) {
+      const auto part = [&](size_t at) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(row(at))); };
+      const __m512i first = _mm512_inserti32x4(_mm512_castsi128_si512(part(i)), part(i + 8), 1);
+      r[i] = _mm512_inserti32x4(_mm512_inserti32x4(first, part(i + 16), 2), part(i + 24), 3);
+    });
+    unroll<4>([&](auto i) {
+      t[2 * i] = _mm512_unpacklo_epi16(r[2 * i], r[2 * i + 1]);
+      t[2 * i + 1] = _mm512_unpackhi_epi16(r[2 * i], r[2 * i + 1]);
+    });
+    unroll<2>([&](auto i) {
+      unroll<2>([&](auto half) {
+        const __m512i a = t[4 * i + half], b = t[4 * i + half + 2];
+        r[4 * i + 2 * half] = _mm512_unpacklo_epi32(a, b);
+        r[4 * i + 2 * half + 1] = _mm512_unpackhi_epi32(a, b);
+      });
+    });
+    unroll<4>([&](auto i) {
+      _mm512_storeu_si512(out + 2 * i * kRows, _mm512_unpacklo_epi64(r[i], r[4 + i]));
+      _mm512_storeu_si512(out + (2 * i + 1) * kRows, _mm512_unpackhi_epi64(r[i], r[4 + i]));
+    });
+  }
+};
 EH2O_INLINE F32 load_bf16(const uint16_t* p) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));

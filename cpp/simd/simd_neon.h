@@ -34,6 +34,8 @@ inline constexpr bool kHasF16 = true;
 #else
 inline constexpr bool kHasF16 = false;
 #endif
+inline constexpr bool kHasHalfColumns = false;
+struct HalfColumns;
 inline constexpr bool kHasWordDot = false;
 struct WordDot;
 inline constexpr size_t kGemmQ8Rows = 4, kGemmQ8Vectors = 2;
@@ -43,6 +45,7 @@ inline constexpr size_t kGemmF32Rows = 8, kGemmF32Vectors = 2;
 
 EH2O_INLINE F32 zero() { return vdupq_n_f32(0.0f); }
 EH2O_INLINE F32 set1(float x) { return vdupq_n_f32(x); }
+EH2O_INLINE F32 keep(F32 v) { return v; }  // for what takes a register, not a load for every product
 EH2O_INLINE F32 load(const float* p) { return vld1q_f32(p); }
 EH2O_INLINE void store(float* p, F32 v) { vst1q_f32(p, v); }
 EH2O_INLINE F32 load_partial(const float* p, size_t n) {

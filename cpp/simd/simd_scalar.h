@@ -25,6 +25,8 @@ inline constexpr bool kPrefersBf16 = false;
 // Halves (below) exists.
 inline constexpr bool kHasF16 = true;
 // WordDot (dots_scalar.h) exists.
+inline constexpr bool kHasHalfColumns = false;
+struct HalfColumns;
 inline constexpr bool kHasWordDot = true;
 inline constexpr size_t kGemmQ8Rows = 2, kGemmQ8Vectors = 2;
 inline constexpr size_t kGemvRows = 3;  // that a matrix-vector kernel takes at once
@@ -72,6 +74,7 @@ EH2O_INLINE void store_vector(void* p, const V& v) {
 
 EH2O_INLINE F32 set1(float x) { return F32{{x, x, x, x}}; }
 EH2O_INLINE F32 zero() { return set1(0.0f); }
+EH2O_INLINE F32 keep(F32 v) { return v; }  // for what takes a register, not a load for every product
 EH2O_INLINE F32 load(const float* p) { return load_vector<F32>(p); }
 EH2O_INLINE void store(float* p, F32 v) { store_vector(p, v); }
 EH2O_INLINE F32 load_partial(const float* p, size_t n) {
