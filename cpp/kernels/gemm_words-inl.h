@@ -133,6 +133,7 @@ __attribute__((flatten)) void gemv_words(float* y, size_t y_stride, const uint8_
     unroll<kRows>([&](auto r) { unroll<kVectors>([&](auto v) { sum[r][v] = set1_i32(0); }); });
     for (size_t record = first; record < end; ++record) {
       weights.enter(record);
+      weights.fetch_ahead();
       const uint8_t* quants = weights.quants();
       add_record<kFormat, Dot, kChains>(
           sum, ActivationRecord<kRows>(x),

@@ -48,6 +48,14 @@ class RecordReader {
     }
   }
 
+  // Fetches what lies kWeightsAhead behind the record.
+  EH2O_INLINE void fetch_ahead() const {
+    if constexpr (simd::kWeightsAhead > 0) {
+      const uint8_t* ahead = record_ + simd::kWeightsAhead;
+      for (size_t i = 0; i < Sizes::kRecordPerColumn * kCols; i += 64) __builtin_prefetch(ahead + i, 0, 2);
+    }
+  }
+
   EH2O_INLINE simd::F32 scale(size_t sub, size_t v) const {
     const size_t column = v * simd::kLanes;
     if constexpr (Traits::kTwoLevel) {
@@ -166,6 +174,7 @@ __attribute__((flatten)) void gemv_q8(float* y, size_t y_stride, const uint8_t* 
   RecordReader<kFormat> weights(w);
   for (size_t record = 0; record < n_records; ++record) {
     weights.enter(record);
+    weights.fetch_ahead();
     const uint8_t* w_quants = weights.quants();
     const ActivationRecord<kRows> row(x);
     unroll<kSubBlocks>([&](auto sub) {

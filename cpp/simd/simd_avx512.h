@@ -31,6 +31,9 @@ inline constexpr bool kHasWordDot = true;
 // Register tiles (rows x vectors of columns), the largest that leaves the weights in registers.
 inline constexpr size_t kGemmQ8Rows = 6, kGemmQ8Vectors = 2;
 inline constexpr size_t kGemvRows = 6;  // that a matrix-vector kernel takes at once
+// Bytes behind the weights in work that a matrix-vector kernel fetches: processors do not go on by themselves
+// behind the end of 4 KiB.
+inline constexpr size_t kWeightsAhead = size_t{4} << 10;
 inline constexpr size_t kGemvQ8Chains = 2;
 inline constexpr size_t kGemmF32Rows = 12, kGemmF32Vectors = 2;
 
