@@ -118,6 +118,10 @@ class GenerationStream(Iterator["GenerationChunk"]):
             raise StopIteration
         return chunk
 
+    def cut(self) -> None:
+        """Lets the next token be the last one, as if it were that of ``max_tokens``."""
+        self._generation.is_cut = True
+
     def close(self) -> None:
         """Ends the answer where it is; other threads may use the model, ``result`` stays."""
         with self._access.step(self):

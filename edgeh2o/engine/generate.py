@@ -115,6 +115,7 @@ class Generation:
         self.heads_read_densely = 0
         self.context_shifts = 0
         self.evicted_tokens = 0
+        self.is_cut = False  # by whoever reads it: the next token is the last one
         self._bytes_before = runner.decode_bytes
         self._evicts = sampling.context_full == EVICT_WHEN_FULL
         prepare_full_context(runner, sampling.context_full)
@@ -300,7 +301,7 @@ class Generation:
             is_full = stops and free_positions(self.runner) == 0
             if self._stop_matcher.stopped:
                 self.finish_reason = "stop"
-            elif is_full or len(self.token_ids) == self._sampling.max_tokens:
+            elif self.is_cut or is_full or len(self.token_ids) == self._sampling.max_tokens:
                 self.finish_reason = "length"
         if self.finish_reason is not None:
             text += self._stop_matcher.push(self._decoder.finish()) + self._stop_matcher.finish()

@@ -45,8 +45,8 @@ class PromptCache:
     """A runner, which is reallocated only when a prompt needs more context.
 
     ``plan`` is that of prompts that begin anew, and follows what prompts teach; ``running`` is that
-    of what the runner holds. One that ``takes_less`` than a context that nobody named, where memory
-    does not hold that, still has room for the prompt.
+    of what the runner holds. Where memory does not hold a context that nobody named, one that
+    ``takes_less`` has room for the prompt at least, others for an answer of open length too.
     """
 
     def __init__(self, plan: RunPlan) -> None:
@@ -111,7 +111,7 @@ class PromptCache:
     def begin_anew(self, plan: RunPlan, context: int, n_prompt: int) -> Runner:
         """A runner at position 0 for a prompt so long; what the one before held is gone.
 
-        With room for the prompt at least, where memory does not hold so long a ``context``. The
+        With room for less than ``context``, where memory does not hold it: ``_least_context``. The
         one before is still there where the next could not fit even in its place: ResourceError.
         """
         least = self._least_context(context, n_prompt)
@@ -141,8 +141,11 @@ class PromptCache:
 
     def _least_context(self, context: int, n_prompt: int) -> int:
         """Of a ``context``, what a prompt cannot do without."""
-        is_named = self.plan.context_size is not None
-        return context if is_named or not self.takes_less else min(context, max(n_prompt, 1))
+        if self.plan.context_size is not None:
+            return context
+        if self.takes_less:
+            return min(context, max(n_prompt, 1))
+        return min(context, choose_context(self.plan, n_prompt, -1, goes_on=True))
 
     def _start_runner(self, plan: RunPlan, context: int, n_tokens: int) -> Runner:
         runner = start_runner(plan, self.model, context)
@@ -238,25 +241,28 @@ class PromptCache:
         context = max(needed, min(trained, 2 * old.max_context))
         if not rotate_alike(self.running.config, context, needed):
             context = needed
+        least = self._least_context(needed, start.n_prompt)
         try:
-            least = self._least_context(needed, start.n_prompt)
             context = fit_context(self.running, self.model, context, least)
         except ResourceError:
             context = 0
         if context <= old.max_context:
-            return old if self.takes_less and start.n_prompt <= old.max_context else None
+            return old if old.max_context >= least else None
         runner = self._start_runner(self.running, context, start.n_kept)
         old.rewind(start.n_kept)
         self.runner = runner if RunnerState.copy(old, runner) else None
         return self.runner
 
-    def copy_from(self, other: PromptCache, n_tokens: int, context: int) -> None:
+    def copy_from(self, other: PromptCache, n_tokens: int, context: int, n_prompt: int) -> None:
         """Takes up the first ``n_tokens`` of another cache of the model, up to one of its marks.
 
-        With room for ``context`` tokens. The other stays as it is, and may be at work. Raises
+        With room for ``context`` tokens, or what memory holds of them, as ``begin_anew`` has it for
+        a prompt of ``n_prompt``. The other stays as it is, and may be at work. Raises
         ResourceError for what does not fit in memory, ValueError for runners without ``copy_from``.
         """
         source, self.runner = other.runner, None
+        least = self._least_context(context, n_prompt)
+        context = fit_context(other.running, self.model, context, least)
         runner = start_runner(other.running, self.model, context)
         copy = getattr(runner, "copy_from", None)
         if copy is None or source is None:

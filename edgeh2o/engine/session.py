@@ -310,10 +310,10 @@ class Session:
         with self._replacing_runner():
             return self.cache.begin_anew(plan, context, n_prompt)
 
-    def begin_as(self, other: Session, n_tokens: int, context: int) -> None:
+    def begin_as(self, other: Session, n_tokens: int, context: int, n_prompt: int) -> None:
         """Takes up the first ``n_tokens`` of another session; see ``PromptCache.copy_from``."""
         with self.access.call():
-            self.cache.copy_from(other.cache, n_tokens, context)
+            self.cache.copy_from(other.cache, n_tokens, context, n_prompt)
             self._generation, self._transcript = None, other._transcript
 
     def forget(self) -> None:

@@ -243,6 +243,9 @@ class AnswerEngine:
                     n_told, stop_text = max(n_told, chunk.certain_tokens), chunk.stop_text
                     if is_done:
                         break
+                    is_last = chunk.finish_reason is not None
+                    if not is_last and not self.pool.may_grow(conversation, ticket.require):
+                        stream.cut()
                 result = stream.result()
             finally:
                 ticket.attach(None)

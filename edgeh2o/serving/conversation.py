@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ..engine.context_size import OPEN_ANSWER_TOKENS
 from ..engine.session import Session
 from .call_grid import PromptShape
 from .shared_model import SharedModel
@@ -49,6 +50,8 @@ class Conversation:
         self.session.cache.takes_less = False  # others go for its room, or it waits for them
         self.is_busy = True
         self.expected_bytes = 0  # that it will hold when its request is done
+        self.expected_tokens = 0  # of which it has memory for so many
+        self.is_growing = False  # waits for memory for more
         self._resting_bytes = 0
         self.used_at = time.monotonic()
 
@@ -64,6 +67,11 @@ class Conversation:
         if self.is_busy:
             return 0 if self.runner is None else self.runner.held_bytes
         return self._resting_bytes
+
+    def expect(self, n_tokens: int, n_bytes: int) -> None:
+        """A request begins, which has ``n_bytes`` for ``n_tokens`` and an answer of open length."""
+        self.is_busy, self.expected_bytes = True, n_bytes
+        self.expected_tokens = n_tokens + OPEN_ANSWER_TOKENS
 
     def rest(self) -> None:
         """Its request is done with it."""

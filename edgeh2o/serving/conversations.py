@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from ..engine.context_size import choose_context, context_limit, rotate_alike
+from ..engine.context_size import choose_context, context_limit, memory_cures, rotate_alike
 from ..engine.transcript import count_common
 from ..errors import EdgeH2OError, ResourceError
 from .api_error import PromptTooLongError
@@ -108,6 +108,24 @@ class ConversationPool:
             with self.room.lock:
                 self.room.give_back(chosen)
 
+    def may_grow(self, used: Conversation, require: Callable[[], None]) -> bool:
+        """Whether an answer may have another token: memory holds it. Asked after every one.
+
+        Others are waited for meanwhile, as ``borrow`` does; ``require`` as there.
+        """
+        runner = used.runner
+        if runner is None or runner.position < used.expected_tokens:
+            return True
+        runner.leave()
+        if self.room.grow(used, runner.position, require):
+            return True
+        _logger.warning(
+            "an answer ends at %d tokens of its context: memory has no room for more; %s",
+            runner.position,
+            memory_cures(),
+        )
+        return False
+
     def wait_for_disk(self) -> None:
         """Until what is leaving for the disk is there."""
         self.room.wait_for_disk()
@@ -156,16 +174,16 @@ class ConversationPool:
             if n_lost <= MOST_LOST or not self._can_copy(runner, n_best):
                 expected = sum(self.room.estimate(n_tokens, max_tokens))
                 self.room.make(expected - best.n_bytes, spared=best)
-                best.is_busy, best.expected_bytes = True, expected
+                best.expect(n_tokens, expected)
                 return best, None
         kept = self._new(n_tokens, max_tokens, spared=best)
         try:
-            kept.session.begin_as(best.session, n_best, context)
+            kept.session.begin_as(best.session, n_best, context, n_tokens)
         except (ResourceError, ValueError):
             self.room.kept.remove(kept)
             if best.is_busy:
                 return self._begin(n_tokens, max_tokens), None
-            best.is_busy, best.expected_bytes = True, kept.expected_bytes
+            best.expect(n_tokens, kept.expected_bytes)
             return best, None
         return kept, None
 
@@ -215,7 +233,7 @@ class ConversationPool:
         plan, context = self._opened.cache.plan_prompt(
             n_tokens, max_tokens, goes_on=False, stays_open=True
         )
-        self.room.check(plan, context)
+        self.room.check(plan, min(context, choose_context(self.plan, n_tokens, -1)))
         kept = self._new(n_tokens, max_tokens)
         while True:
             try:
@@ -235,7 +253,7 @@ class ConversationPool:
         """A conversation without a runner; the ones used least lately go for its room."""
         expected = self.room.make_for_new(n_tokens, max_tokens, spared)
         kept = Conversation(self.model, self.plan, self._opened, self.draft)
-        kept.expected_bytes = expected
+        kept.expect(n_tokens, expected)
         self.room.kept.append(kept)
         return kept
 

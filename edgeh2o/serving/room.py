@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from threading import Condition, Lock
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -126,17 +128,49 @@ class ConversationRoom:
             raise
 
     def estimate(self, n_tokens: int, max_tokens: int) -> tuple[int, int]:
-        """What a prompt writes of rows and scores, and what its answer and marks take besides."""
+        """What a prompt writes of rows and scores, and what its answer and marks take besides.
+
+        Of a longer answer what one of open length takes: ``grow`` asks for more when it is there.
+        """
         attention = self._plan.for_length(choose_context(self._plan, n_tokens, -1)).attention
 
         def written(n: int) -> int:
             parts = self._model.estimate_session_bytes(attention, self._plan.shape(n))
             return sum(parts.get(part, 0) for part in ("kv_cache", "scores", "recurrent_state"))
 
-        answer = OPEN_ANSWER_TOKENS if max_tokens < 0 else max_tokens
+        answer = OPEN_ANSWER_TOKENS if max_tokens < 0 else min(max_tokens, OPEN_ANSWER_TOKENS)
         needed = written(n_tokens)
         whole = written(max(n_tokens, min(n_tokens + answer, context_limit(self._plan))))
         return needed, int(whole * (1.0 + MARKS_SHARE)) - needed
+
+    def grow(self, growing: Conversation, n_tokens: int, require: Callable[[], None]) -> bool:
+        """Whether an answer may go on beyond ``n_tokens``: there is memory for more of it now.
+
+        Those at rest go for it, and others at work are waited for, but never in a circle.
+        ``require`` raises once the request is not wanted any more.
+        """
+        try:
+            while True:
+                with self.lock:
+                    growing.is_growing = False
+                    expected = sum(self.estimate(n_tokens, -1))
+                    needed = expected - growing.expected_bytes
+                    with suppress(MakingRoomError):
+                        self.make(needed, growing)
+                    if self._left_bytes() >= needed:
+                        growing.expect(n_tokens, expected)
+                        return True
+                    is_freeing = self._leaving is not None or self._is_freeing()
+                    if not is_freeing and all(e.is_growing for e in self._busy_beside(growing)):
+                        return False
+                    growing.is_growing = True
+                self.wait()
+                require()
+        finally:
+            growing.is_growing = False
+
+    def _busy_beside(self, spared: Conversation) -> list[Conversation]:
+        return [each for each in self.kept if each.is_busy and each is not spared]
 
     def _left_bytes(self) -> int:
         busy = [each for each in self.kept if each.is_busy]

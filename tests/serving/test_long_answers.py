@@ -1,0 +1,146 @@
+"""Memory for answers whose limit is far: as for an open one, and more when they get there."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import pytest
+
+from edgeh2o import DenseConfig
+from edgeh2o.engine.context_size import MIN_DEFAULT_CONTEXT, OPEN_ANSWER_TOKENS
+from edgeh2o.engine.memory_fit import RESERVE_BYTES
+from edgeh2o.host import memory
+from edgeh2o.serving import conversation, room
+from edgeh2o.serving.answers import Event, Finished, Piece, Ticket
+from edgeh2o.serving.requests import GenerationRequest
+from tests.serving.answering import answer, request_of, tokens_of
+from tests.serving.conftest import open_engine
+
+CONTEXT = 8192
+LONG = 8000
+OPTIONS: dict[str, Any] = {"attention": DenseConfig(), "prefix_ram_bytes": 2**30}
+STEP = 16
+PLENTY = 2**30
+
+
+@pytest.fixture
+def _short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers have memory for 16 tokens, and ask for that of 16 more."""
+    for module in (conversation, room):
+        monkeypatch.setattr(module, "OPEN_ANSWER_TOKENS", STEP)
+
+
+class _Memory:
+    """What is available once an answer has begun."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.has_begun = False
+        self.is_enough = lambda: False
+        monkeypatch.setattr(memory, "available_bytes", self._available)
+
+    def _available(self) -> int:
+        return RESERVE_BYTES + (PLENTY if not self.has_begun or self.is_enough() else 0)
+
+    def begin(self, event: Event) -> None:
+        self.has_begun |= isinstance(event, Piece)
+
+
+def test_a_far_limit_takes_what_an_open_answer_takes(serving_model: Path) -> None:
+    """Memory was kept for all that an answer might have, and conversations went for it."""
+    with open_engine(serving_model, context_size=CONTEXT, **OPTIONS) as engine:
+        estimate = engine.pool.room.estimate
+        assert estimate(100, LONG) == estimate(100, -1) == estimate(100, OPEN_ANSWER_TOKENS)
+        assert sum(estimate(100, 10)) < sum(estimate(100, -1))
+
+
+@pytest.mark.filterwarnings("ignore:memory has room for a context:UserWarning")
+@pytest.mark.parametrize("n_alike", [0, 500])
+def test_a_far_limit_is_not_refused_for_want_of_memory(
+    serving_model: Path, monkeypatch: pytest.MonkeyPatch, n_alike: int
+) -> None:
+    """The whole context of such an answer had to fit, or others went and it was refused."""
+    with open_engine(serving_model, **OPTIONS) as engine:
+        prompts = [tokens_of(1300, seed) for seed in range(3)]
+        for prompt in prompts:
+            answer(engine, request_of(prompt))
+        plan, model = engine.pool.plan, engine.pool.model
+        shape = plan.shape(MIN_DEFAULT_CONTEXT * 3 // 2)
+        fits = sum(model.estimate_session_bytes(plan.attention, shape).values())
+        monkeypatch.setattr(memory, "available_bytes", lambda: RESERVE_BYTES + fits)
+        prompt = prompts[0][:n_alike] + tokens_of(1300 - n_alike, seed=9)
+        got = answer(engine, request_of(prompt, LONG))
+        assert got.finish_reason == "length"
+        assert MIN_DEFAULT_CONTEXT <= 1300 + got.stats.generated_tokens < CONTEXT
+        assert (got.stats.cached_tokens > 0) == (n_alike > 0)
+        assert len(engine.pool) == 4
+
+
+@pytest.mark.usefixtures("_short_steps")
+def test_those_at_rest_go_for_an_answer_that_grows(
+    serving_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_engine(serving_model, context_size=CONTEXT, **OPTIONS) as engine:
+        answer(engine, request_of(tokens_of(600, seed=0)))
+        left = _Memory(monkeypatch)
+        left.is_enough = lambda: len(engine.pool) == 1
+        events: list[Event] = []
+
+        def emit(event: Event) -> None:
+            left.begin(event)
+            events.append(event)
+
+        engine.answer(request_of(tokens_of(100, seed=1), 4 * STEP), emit, Ticket())
+        last = events[-1]
+        assert isinstance(last, Finished) and last.stats.generated_tokens == 4 * STEP
+        assert len(engine.pool) == 1
+
+
+@pytest.mark.usefixtures("_short_steps")
+def test_an_answer_ends_where_memory_does(
+    serving_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An open answer went on until the process was ended for it."""
+    with open_engine(serving_model, context_size=CONTEXT, **OPTIONS) as engine:
+        left, events = _Memory(monkeypatch), list[Event]()
+
+        def emit(event: Event) -> None:
+            left.begin(event)
+            events.append(event)
+
+        engine.answer(request_of(tokens_of(100, seed=1), -1), emit, Ticket())
+        last = events[-1]
+        assert isinstance(last, Finished) and last.finish_reason == "length"
+        assert STEP <= last.stats.generated_tokens <= STEP + 2
+        assert sum(isinstance(e, Piece) for e in events) == last.stats.generated_tokens
+
+
+@pytest.mark.usefixtures("_short_steps")
+def test_answers_that_grow_do_not_wait_for_each_other(
+    serving_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One ends, and the other goes on with its memory."""
+    with open_engine(serving_model, context_size=CONTEXT, **OPTIONS) as engine:
+        left, both = _Memory(monkeypatch), Barrier(2, timeout=60)
+        left.is_enough = lambda: sum(each.is_busy for each in engine.pool.room.kept) == 1
+
+        def ask(request: GenerationRequest) -> int:
+            events: list[Event] = []
+
+            def emit(event: Event) -> None:
+                if isinstance(event, Piece) and not any(isinstance(e, Piece) for e in events):
+                    both.wait()
+                left.begin(event)
+                events.append(event)
+
+            engine.answer(request, emit, Ticket())
+            last = events[-1]
+            assert isinstance(last, Finished) and last.finish_reason == "length"
+            return last.stats.generated_tokens
+
+        requests = [request_of(tokens_of(100, seed), 4 * STEP) for seed in range(2)]
+        with ThreadPoolExecutor(2) as threads:
+            short, whole = sorted(threads.map(ask, requests))
+        assert STEP <= short <= STEP + 2 and whole == 4 * STEP
