@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -14,9 +15,10 @@ from ..engine.grammar import Grammar, compiler_of
 from ..engine.logits import LogitsProcessor, Penalties, ProcessorChain, TopLogProbabilities
 from ..engine.prompt import Prompt
 from ..engine.saved_plan import plan_of_fingerprint
-from .api_error import ApiError
+from .api_error import ApiError, PromptTooLongError
 from .conversations import ConversationPool
 from .prefix_disk import PrefixDisk
+from .prompt_scores import score_prompt
 from .questions import count_question
 from .requests import GenerationRequest
 from .scheduler import CancelledError, Scheduler
@@ -37,6 +39,7 @@ class TokenRecord:
 
     ``top`` are (bytes, logarithm) of the most likely tokens in its place, ``top_ids`` which those
     are. The bytes are part of the answer's text if ``is_text``; those of control tokens are not.
+    ``logprob`` is nan for the first token of a prompt, which nothing comes before.
     """
 
     data: bytes
@@ -190,6 +193,8 @@ class AnswerEngine:
         if grammar is not None:  # it says itself where an answer may end
             sampling = replace(sampling, ignore_eos=False)
         ticket.most_tokens = sampling.max_tokens
+        if request.echoes:
+            self._echo(request, prompt, n_question, emit, ticket)
         borrowed = self.pool.borrow(
             prompt, sampling.max_tokens, n_question=n_question, require=ticket.require
         )
@@ -253,6 +258,35 @@ class AnswerEngine:
         is_called = bool(calls) and not calls[-1].is_cut
         reason = "tool_calls" if is_called else str(result.finish_reason)
         emit(Finished(reason, result.stats, stop_text))
+
+    def _echo(
+        self,
+        request: GenerationRequest,
+        prompt: Prompt,
+        n_question: int,
+        emit: Callable[[Event], None],
+        ticket: Ticket,
+    ) -> None:
+        """The prompt as the beginning of the answer, its tokens with logarithms if asked for."""
+        ids, text = prompt.encode().tolist(), request.prompt
+        if len(ids) > self.pool.context_limit:
+            raise PromptTooLongError(len(ids), self.pool.context_limit)
+        if not isinstance(text, str):
+            text = self.tokenizer.decode(ids)
+        emit(Piece((Segment("text", text),)))
+        if request.top_logprobs is None:
+            return
+        emit(Piece((), self._record(ids[0], math.nan, [])))
+        scores = score_prompt(
+            self.pool,
+            ids,
+            request.top_logprobs,
+            max_tokens=request.sampling.max_tokens,
+            n_question=n_question,
+            require=ticket.require,
+        )
+        for token_id, (logprob, top) in zip(ids[1:], scores, strict=True):
+            emit(Piece((), self._record(token_id, logprob, top)))
 
     def _processors(
         self, request: GenerationRequest

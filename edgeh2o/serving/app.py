@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -17,13 +17,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from .admission import Admission
-from .answer_format import AnswerFormat
+from .answer_format import AnswerFormat, Chunk
 from .answers import Event, Finished
 from .anthropic_format import MessagesFormat
 from .anthropic_request import read_messages_request
 from .api_error import ANTHROPIC_PATH, ApiError
 from .descriptions import Descriptions, Handler
-from .event_flow import collect, end_work, finish_or_leave, format_stream
+from .event_flow import collect, end_all, end_work, finish_or_leave, format_stream, gather_all
 from .event_stream import HEARTBEAT_S, EventStream
 from .http_body import (
     AllowedHosts,
@@ -36,13 +36,13 @@ from .http_body import (
 from .infill import read_infill_request
 from .llama_server import CompletionFormat
 from .metrics import Metrics
-from .openai_format import ChatFormat, TextFormat
+from .openai_format import ChatFormat, TextFormat, join_answers
 from .page import page_response
 from .requests import (
     GenerationRequest,
     read_chat_request,
     read_completion_request,
-    read_text_request,
+    read_text_requests,
 )
 from .responses_format import ResponsesFormat
 from .responses_request import read_responses_request
@@ -164,9 +164,12 @@ class _Server:
         return await self._respond(request, wanted, form)
 
     async def _complete(self, request: Request) -> Response:
-        wanted = read_text_request(await read_body(request), self._settings.sampling)
-        form = TextFormat(self._settings.model_name, include_usage=wanted.include_usage)
-        return await self._respond(request, wanted, form)
+        wanted = read_text_requests(await read_body(request), self._settings.sampling)
+        if len(wanted) > 1:
+            return await self._respond_to_all(request, wanted)
+        (only,) = wanted
+        form = TextFormat(self._settings.model_name, include_usage=only.include_usage)
+        return await self._respond(request, only, form)
 
     async def _complete_bare(self, request: Request) -> Response:
         fields = await read_body(request)
@@ -238,6 +241,24 @@ class _Server:
             raise
         chunks = format_stream(form, first, events, wanted)
         return EventStream(form, chunks, lambda: end_work(first, events))
+
+    async def _respond_to_all(
+        self, request: Request, wanted: Sequence[GenerationRequest]
+    ) -> Response:
+        """Several prompts of one body: as many at once as there are places, all or none."""
+        places = asyncio.Semaphore(self._settings.parallel)
+
+        async def answer(each: GenerationRequest) -> Chunk:
+            form = TextFormat(self._settings.model_name)
+            async with places, aclosing(self._events(request, each, form)) as events:
+                return form.whole(*await collect(events))
+
+        work = asyncio.ensure_future(gather_all([answer(each) for each in wanted]))
+        try:
+            await finish_or_leave(request, work)
+            return JSONResponse(join_answers(work.result()))
+        finally:
+            await end_all(work)
 
     async def _events(
         self, request: Request, wanted: GenerationRequest, form: AnswerFormat

@@ -21,6 +21,7 @@ from .shared_model import SharedModel
 from .shared_runner import SharedRunner
 
 if TYPE_CHECKING:
+    from ..engine.plan import RunPlan
     from ..engine.prompt import Prompt
     from ..engine.session import Session
     from .prefix_disk import PrefixDisk, SavedPrefix
@@ -56,7 +57,7 @@ class ConversationPool:
         self.prompts = opened.prompts
         self.plan = opened.plan
         self.context_limit = context_limit(self.plan)  # tokens of a prompt and its answer
-        self._opened = opened
+        self._opened, self.scheduler = opened, scheduler
         self.model = SharedModel(opened.model, scheduler)
         self.draft = None if opened.draft is None else SharedDraft(opened.draft, scheduler)
         self.disk = disk
@@ -107,6 +108,29 @@ class ConversationPool:
                 chosen.runner.leave()
             with self.room.lock:
                 self.room.give_back(chosen)
+
+    def plan_of(self, n_tokens: int, max_tokens: int) -> tuple[RunPlan, int]:
+        """By what a prompt that begins anew is read, and the context for it and its answer."""
+        return self._opened.cache.plan_prompt(n_tokens, max_tokens, goes_on=False, stays_open=True)
+
+    @contextmanager
+    def reserve(self, n_bytes: int, require: Callable[[], None]) -> Iterator[None]:
+        """Memory for something else than a conversation; ``require`` as ``borrow`` has it."""
+        kept: Conversation | None = None
+        while kept is None:
+            with suppress(MakingRoomError), self.room.lock:
+                self.room.make(n_bytes, None)
+                kept = Conversation(self.model, self.plan, self._opened)
+                kept.expect(0, n_bytes)
+                self.room.kept.append(kept)
+            if kept is None:
+                self.room.wait()
+                require()
+        try:
+            yield
+        finally:
+            with self.room.lock:
+                self.room.give_back(kept)
 
     def may_grow(self, used: Conversation, require: Callable[[], None]) -> bool:
         """Whether an answer may have another token: memory holds it. Asked after every one.
@@ -230,9 +254,7 @@ class ConversationPool:
 
         None go for what would not fit without all of them.
         """
-        plan, context = self._opened.cache.plan_prompt(
-            n_tokens, max_tokens, goes_on=False, stays_open=True
-        )
+        plan, context = self.plan_of(n_tokens, max_tokens)
         self.room.check(plan, min(context, choose_context(self.plan, n_tokens, -1)))
         kept = self._new(n_tokens, max_tokens)
         while True:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -13,6 +13,8 @@ from .answer_format import AnswerFormat
 from .answers import Event, Finished, Piece, Progress
 from .api_error import ApiError
 from .requests import GenerationRequest
+
+T = TypeVar("T")
 
 
 async def collect(events: AsyncIterator[Event]) -> tuple[Sequence[Piece], Finished]:
@@ -62,6 +64,24 @@ async def finish_or_leave(
             raise ClientDisconnect
     finally:
         gone.cancel()
+
+
+async def gather_all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of all; the first that fails, or whoever cancels this, ends the others."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def end_all(work: asyncio.Future[Any]) -> None:
+    """Ends ``work`` of ``gather_all``."""
+    work.cancel()
+    with suppress(asyncio.CancelledError, Exception):
+        await work
 
 
 async def end_work(work: asyncio.Future[Any], events: AsyncGenerator[Event, None]) -> None:

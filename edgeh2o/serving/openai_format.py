@@ -7,12 +7,15 @@ import secrets
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from math import isnan
 from typing import Any
 
 from .._version import __version__
 from .answer_format import AnswerFormat, Chunk, describe_progress, timings
 from .answers import Finished, Piece, Progress, TokenRecord, usage_of
 from .segment import Segment
+
+_COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 
 
 class _OpenAIFormat(AnswerFormat):
@@ -160,12 +163,26 @@ class TextFormat(_OpenAIFormat):
                 self._n_characters += len(self._utf8.decode(record.data))
         return {
             "tokens": [_name(record.data) for record in records],
-            "token_logprobs": [record.logprob for record in records],
+            "token_logprobs": [None if isnan(r.logprob) else r.logprob for r in records],
             "top_logprobs": [
-                {_name(data): value for data, value in record.top} for record in records
+                None if isnan(r.logprob) else {_name(data): value for data, value in r.top}
+                for r in records
             ],
             "text_offset": offsets,
         }
+
+
+def join_answers(answers: Sequence[Chunk]) -> Chunk:
+    """One object of those of several prompts, a choice each; the usage is that of all."""
+    choices = [choice for each in answers for choice in each["choices"]]
+    usages = [each["usage"] for each in answers]
+    usage = {name: sum(each[name] for each in usages) for name in _COUNTS}
+    cached = sum(each["prompt_tokens_details"]["cached_tokens"] for each in usages)
+    return {
+        **{name: value for name, value in answers[0].items() if name != "timings"},
+        "choices": [{**choice, "index": i} for i, choice in enumerate(choices)],
+        "usage": usage | {"prompt_tokens_details": {"cached_tokens": cached}},
+    }
 
 
 def _choice(

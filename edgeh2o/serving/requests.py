@@ -18,11 +18,12 @@ from .tools import Tool, ToolChoice, read_tool_choice, read_tools
 
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
+MAX_PROMPTS = 256
 MAX_TOKENS = 2**30
 MAX_BIASES = 1024
 _EFFORT = re.compile(r"[\w-]{1,64}", re.ASCII)
 # Fields that would change the answer and have no meaning here.
-_REFUSED = {"best_of": 1, "n": 1, "suffix": None, "echo": False, "audio": None, "functions": None}
+_REFUSED = {"best_of": 1, "n": 1, "suffix": None, "audio": None, "functions": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,7 @@ class GenerationRequest:
     grammar: Grammar | None = None
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = field(default_factory=lambda: ToolChoice("none"))
+    echoes: bool = False  # its prompt, before the answer
     is_one_call: bool = False  # which ends the answer, where several are possible
     template_variables: Mapping[str, Any] = field(default_factory=dict)
 
@@ -90,16 +92,15 @@ def make_chat_request(
     """
     if not messages:
         raise ApiError("'messages' must have at least one message", param="messages")
-    request = GenerationRequest(
+    if fields.flag("echo"):
+        raise ApiError("'echo' is for /v1/completions; leave it out", param="echo")
+    return GenerationRequest(
         kind="chat",
         messages=tuple(messages),
         template_variables={**template_variables, **fields.mapping("chat_template_kwargs")},
         **read,
         **_read_common(fields, defaults, *names_of_most, stop=stop),
     )
-    if request.grammar is not None and request.tool_choice.is_forced:
-        raise ApiError("'response_format' and a required tool call exclude each other")
-    return request
 
 
 def read_effort(fields: Fields, name: str) -> Mapping[str, Any]:
@@ -112,11 +113,31 @@ def read_effort(fields: Fields, name: str) -> Mapping[str, Any]:
     return {} if effort is None else {"reasoning_effort": effort}
 
 
-def read_text_request(fields: Fields, defaults: SamplingParams) -> GenerationRequest:
+def read_text_requests(fields: Fields, defaults: SamplingParams) -> list[GenerationRequest]:
+    """A body of ``/v1/completions`` of one prompt or several, each a request.
+
+    Raises as ``read_chat_request``.
+    """
+    given = fields.raw("prompt")
+    if not isinstance(given, list) or not all(isinstance(each, (str, list)) for each in given):
+        return [read_text_request(fields, defaults)]
+    if len(given) > MAX_PROMPTS:
+        raise ApiError(f"'prompt' has more than {MAX_PROMPTS} prompts", param="prompt")
+    if len(given) > 1 and fields.flag("stream"):
+        raise ApiError("a stream has one prompt; send a request for each", param="stream")
+    prompts = [_read_prompt(fields, each) for each in given] or [_read_prompt(fields)]
+    request = read_text_request(fields, defaults, prompts[0])
+    return [replace(request, prompt=prompt) for prompt in prompts]
+
+
+def read_text_request(
+    fields: Fields, defaults: SamplingParams, prompt: str | tuple[int, ...] | None = None
+) -> GenerationRequest:
     """A body of ``/v1/completions``: a text, or token ids. Raises as ``read_chat_request``."""
     return GenerationRequest(
         kind="text",
-        prompt=_read_prompt(fields),
+        prompt=prompt or _read_prompt(fields),
+        echoes=fields.flag("echo"),
         top_logprobs=fields.integer("logprobs", 0, MAX_TOP_LOGPROBS),
         grammar=read_grammar(fields),
         **_read_common(fields, replace(defaults, max_tokens=_text_tokens(defaults))),
@@ -139,8 +160,9 @@ def read_completion_request(
     )
 
 
-def _read_prompt(fields: Fields) -> str | tuple[int, ...]:
-    prompt = fields.raw("prompt")
+def _read_prompt(fields: Fields, prompt: Any = None) -> str | tuple[int, ...]:
+    """That of the field, or one of several there."""
+    prompt = fields.raw("prompt") if prompt is None else prompt
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
         prompt = prompt[0]
     if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):

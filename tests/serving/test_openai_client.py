@@ -188,6 +188,21 @@ def test_a_required_call_is_one(client: openai.OpenAI, choice: Any) -> None:
     assert after.usage and after.usage.prompt_tokens > made.usage.prompt_tokens  # type: ignore[union-attr]
 
 
+def test_a_required_call_leaves_a_form_nothing_to_shape(client: openai.OpenAI) -> None:
+    """It was refused; clients send both."""
+    made = client.chat.completions.create(
+        model="m",
+        messages=MESSAGES,  # type: ignore[arg-type]
+        tools=TOOLS,  # type: ignore[arg-type]
+        tool_choice="required",
+        response_format={"type": "json_object"},
+        seed=1,
+        max_tokens=400,
+    )
+    assert made.choices[0].finish_reason == "tool_calls"
+    assert made.choices[0].message.tool_calls and made.choices[0].message.content is None
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
 def test_a_required_call_that_is_cut_is_a_call_by_length(
     client: openai.OpenAI, choice: Any

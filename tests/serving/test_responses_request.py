@@ -213,14 +213,6 @@ def test_tools_of_other_servers_are_left_out(caplog: pytest.LogCaptureFixture) -
         ({"text": "json"}, "'text' must be an object"),
         ({"text": {"format": {"type": "json_schema"}}}, "'text.format.schema' must be"),
         ({"reasoning": {"effort": "a b"}}, "'reasoning.effort' must be"),
-        (
-            {
-                "tools": [TOOL],
-                "tool_choice": "required",
-                "text": {"format": {"type": "json_object"}},
-            },
-            "exclude each other",
-        ),
     ],
 )
 def test_what_is_wrong_with_a_body_is_said(body: dict[str, Any], part: str) -> None:
