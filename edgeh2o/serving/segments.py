@@ -6,6 +6,7 @@ from typing import Literal
 
 from ..engine.stop import overlap
 from .bare_calls import begins_call, may_begin_call, parse_bare_calls
+from .fenced_calls import FENCE, fence_of, may_be_call, may_be_fence, split_fence
 from .harmony import MESSAGE_BEGINS, HarmonyParser
 from .segment import Segment
 from .tagged_calls import FUNCTION_ENDS, Schemas, may_become_tagged_call, parse_tagged_call
@@ -58,6 +59,8 @@ class AnswerParser:
         if self._harmony is not None:
             return self._harmony.finish(is_cut=is_cut)
         held, self._held = self._held, ""
+        if self._state == "fenced":
+            return self._finish_fence(held, is_cut=is_cut)
         if self._is_call or self._state in ("json", "call"):
             if calls := self._parse(held, is_cut=is_cut):
                 return [Segment("call", call=call) for call in calls]
@@ -75,6 +78,18 @@ class AnswerParser:
             return [Segment("text", prefix + held)] if held else []
         kind: Literal["text", "reasoning"] = "reasoning" if self._state == "thinking" else "text"
         return [Segment(kind, held)] if held else []
+
+    def _finish_fence(self, held: str, *, is_cut: bool) -> list[Segment]:
+        """A fence that the answer did not end, or only a part of whose end is there."""
+        body = held.removeprefix(fence_of(held))
+        if calls := parse_calls(body.rstrip().rstrip(FENCE[0]), self._names):
+            return [Segment("call", call=call) for call in calls]
+        begun = body.lstrip().removeprefix("[")
+        cut = parse_cut_call(begun, self._names) if is_cut else None
+        if cut is not None:
+            return [Segment("call", call=cut, is_cut=True)]
+        is_hidden = is_cut and may_become_call(begun, self._names)
+        return [] if is_hidden else [Segment("text", held)]
 
     def _parse(self, text: str, *, is_cut: bool = False) -> list[ToolCall] | None:
         calls = parse_calls(text, self._names)
@@ -113,6 +128,8 @@ class AnswerParser:
             return self._pass_until(THINKING_ENDS, "reasoning", "text", segments)
         if self._state == "call":
             return self._take_call(segments)
+        if self._state == "fenced":
+            return self._take_fenced(segments)
         if self._state == "text" and self._names:
             return self._pass_until(CALL_BEGINS, "text", "call", segments)
         if self._state == "text" and self._held:
@@ -136,8 +153,30 @@ class AnswerParser:
         if self._names and (text.startswith(("{", "[")) or begins_call(text, self._names)):
             self._state = "json"
             return False
-        if may_begin_call(text, self._names):
+        if self._names and fence_of(text):
+            self._held, self._state = text, "fenced"
+            return True
+        if may_begin_call(text, self._names) or (self._names and may_be_fence(text)):
             return False
+        self._state = "text"
+        return True
+
+    def _take_fenced(self, segments: list[Segment]) -> bool:
+        """Once the fence ends; what stands in it may turn out to be text before."""
+        body = self._held.removeprefix(fence_of(self._held))
+        calls, after = None, ""
+        if may_be_call(body, self._names):
+            try:
+                split = split_fence(body)
+            except ValueError:
+                split = body, ""
+            if split is None:
+                return False
+            written, after = split
+            calls = parse_calls(written, self._names)
+        if calls:
+            segments += [Segment("call", call=call) for call in calls]
+            self._held, self._drops_newlines = after, True
         self._state = "text"
         return True
 

@@ -26,6 +26,7 @@ from tests.serving.parsing import SCHEMAS, segments_of
 from tests.tiny_models import TinyModelFactory
 
 CALL = '{"name": "add", "arguments": {"a": 1}}'
+FENCED_TEXT = '```json\n{"name": "add", "arguments": {"text": "```\\n\\"x\\"\\n```"}}\n```'
 BOTH = {**SCHEMAS, "multiply": {}}
 ANSWERS = {
     "hello": [("text", "hello")],
@@ -36,6 +37,15 @@ ANSWERS = {
     f"<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call>": [("call", "add")] * 2,
     CALL: [("call", "add")],
     f"[{CALL}, {CALL}]": [("call", "add")] * 2,
+    f"```json\n{CALL}\n```": [("call", "add")],
+    f"\n```\n[{CALL}, {CALL}]\n```\nDone.": [("call", "add"), ("call", "add"), ("text", "Done.")],
+    f"```json\n{CALL}": [("call", "add")],
+    f"```json\n{CALL}\n``": [("call", "add")],
+    FENCED_TEXT: [("call", "add")],
+    '```json\n{"name": "Bob"}\n```': [("text", '```json\n{"name": "Bob"}\n```')],
+    "```python\nadd(1)\n```": [("text", "```python\nadd(1)\n```")],
+    f"```json\n{CALL} or\n```": [("text", f"```json\n{CALL} or\n```")],
+    f"So:\n```json\n{CALL}\n```": [("text", f"So:\n```json\n{CALL}\n```")],
     '{"not": "a call"}': [("text", '{"not": "a call"}')],
     "<tool_call>nonsense</tool_call>": [("text", "<tool_call>nonsense</tool_call>")],
     "<tool_call>{": [("text", "<tool_call>{")],
@@ -97,7 +107,9 @@ def test_a_call_that_is_cut_is_a_call(text: str) -> None:
         assert alone.finish(is_cut=True)[0].call == ToolCall("add", expected)
 
 
-@pytest.mark.parametrize("begin", ["<tool_call>", "<tool_call>\n", "", "[", "see\n<tool_call>"])
+@pytest.mark.parametrize(
+    "begin", ["<tool_call>", "<tool_call>\n", "", "[", "see\n<tool_call>", "```json\n"]
+)
 @pytest.mark.parametrize("text", BEGUN)
 def test_a_call_of_the_models_own_that_is_cut_is_no_text(text: str, begin: str) -> None:
     parser = AnswerParser(BOTH)
@@ -107,7 +119,8 @@ def test_a_call_of_the_models_own_that_is_cut_is_no_text(text: str, begin: str) 
     if expected is not None:
         assert found == [Segment("call", call=ToolCall("add", expected), is_cut=True)]
     elif '"sub"' in text or not begin + text:  # that is none of the tools
-        assert "".join(segment.text for segment in found) == (begin + text).removeprefix("see\n")
+        assert "".join([*shown, *(segment.text for segment in found)]) == begin + text
+        return
     else:
         assert found == []
     assert "".join(shown) == ("see\n" if begin.startswith("see") else "")
