@@ -235,7 +235,14 @@ def show_warnings() -> None:
     """Lets what the reading of a file warns of look as the program's other warnings."""
     import logging
 
-    logging.basicConfig(format="edgeh2o: warning: %(message)s")
+    class Lines(logging.Formatter):
+        def formatMessage(self, record: logging.LogRecord) -> str:
+            kind = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+            return f"edgeh2o: {kind}{record.message}"
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(Lines())
+    logging.basicConfig(handlers=[handler])
 
 
 def print_note(message: str) -> None:
