@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import openai
@@ -9,6 +10,7 @@ import pytest
 
 from tests.serving.answering import tokens_of
 from tests.serving.conftest import RunningServer
+from tests.serving.fetching import fetch
 
 
 @pytest.fixture(scope="module")
@@ -81,3 +83,15 @@ def test_an_echo_alone(client: openai.OpenAI) -> None:
         client.chat.completions.create(
             model="m", messages=[{"role": "user", "content": "x"}], extra_body={"echo": True}
         )
+
+
+def test_a_client_that_leaves_ends_all_its_prompts(server: RunningServer) -> None:
+    options: Any = {"model": "m", "prompt": ["the pen " * 900] * 8, "max_tokens": 4000}
+    impatient = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    with pytest.raises(openai.APITimeoutError):
+        impatient.completions.create(timeout=0.5, **options)
+    end = time.monotonic() + 30
+    while "edgeh2o_requests_running 0.0" not in (told := fetch(server, "/metrics").text):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert "edgeh2o_requests_waiting 0.0" in told
