@@ -22,9 +22,9 @@ with instrumented_imports():
     from edgeh2o.errors import EdgeH2OError
     from edgeh2o.serving.anthropic_request import read_messages_request
     from edgeh2o.serving.api_error import as_api_error
-    from edgeh2o.serving.fields import parse_body
+    from edgeh2o.serving.fields import Fields, parse_body
     from edgeh2o.serving.infill import read_infill_request
-    from edgeh2o.serving.requests import read_chat_request, read_text_request
+    from edgeh2o.serving.requests import GenerationRequest, read_chat_request, read_text_requests
     from edgeh2o.serving.responses_format import ResponsesFormat
     from edgeh2o.serving.responses_request import read_responses_request
     from edgeh2o.serving.segments import AnswerParser
@@ -91,6 +91,7 @@ def make_seeds() -> Iterator[bytes]:
     yield _write(CHAT, {"messages": turns, "stream_options": {"include_usage": True}})
     yield _write(TEXT, {"prompt": "the hen", "logprobs": 2, "max_tokens": 3})
     yield _write(TEXT, {"prompt": [1, 2, 3], "echo": False, "n": 1})
+    yield _write(TEXT, {"prompt": [[1, 2], [3]], "echo": True, "logprobs": 1, "max_tokens": 0})
     code = {"input_prefix": "the ", "input_suffix": "\n", "prompt": "he", "id_slot": 1}
     yield _write(INFILL, code | {"input_extra": [{"filename": "a", "text": "<|begin|>"}]})
     yield from _make_agent_seeds()
@@ -135,8 +136,12 @@ def _write(path: str, body: dict[str, Any]) -> bytes:
     return path.encode() + b"\n" + json.dumps(body).encode()
 
 
+def _read_last_text(fields: Fields, defaults: SamplingParams) -> GenerationRequest:
+    return read_text_requests(fields, defaults)[-1]
+
+
 _READERS = {
-    TEXT: read_text_request,
+    TEXT: _read_last_text,
     MESSAGES: read_messages_request,
     RESPONSES: read_responses_request,
 }
