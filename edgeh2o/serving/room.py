@@ -132,6 +132,11 @@ class ConversationRoom:
 
         Of a longer answer what one of open length takes: ``grow`` asks for more when it is there.
         """
+        needed, whole = self._estimate_rows(n_tokens, max_tokens)
+        return needed, int(whole * (1.0 + MARKS_SHARE)) - needed
+
+    def _estimate_rows(self, n_tokens: int, max_tokens: int) -> tuple[int, int]:
+        """Rows and scores of so many tokens, and of them with their answer."""
         attention = self._plan.for_length(choose_context(self._plan, n_tokens, -1)).attention
 
         def written(n: int) -> int:
@@ -139,9 +144,8 @@ class ConversationRoom:
             return sum(parts.get(part, 0) for part in ("kv_cache", "scores", "recurrent_state"))
 
         answer = OPEN_ANSWER_TOKENS if max_tokens < 0 else min(max_tokens, OPEN_ANSWER_TOKENS)
-        needed = written(n_tokens)
-        whole = written(max(n_tokens, min(n_tokens + answer, context_limit(self._plan))))
-        return needed, int(whole * (1.0 + MARKS_SHARE)) - needed
+        whole = max(n_tokens, min(n_tokens + answer, context_limit(self._plan)))
+        return written(n_tokens), written(whole)
 
     def grow(self, growing: Conversation, n_tokens: int, require: Callable[[], None]) -> bool:
         """Whether an answer may go on beyond ``n_tokens``: there is memory for more of it now.
@@ -153,12 +157,14 @@ class ConversationRoom:
             while True:
                 with self.lock:
                     growing.is_growing = False
-                    expected = sum(self.estimate(n_tokens, -1))
-                    needed = expected - growing.expected_bytes
+                    # An answer makes no marks: those of its prompt are there.
+                    before, after = self._estimate_rows(n_tokens, -1)
+                    needed = after - before
+                    growing.expected_bytes = growing.n_bytes
                     with suppress(MakingRoomError):
                         self.make(needed, growing)
                     if self._left_bytes() >= needed:
-                        growing.expect(n_tokens, expected)
+                        growing.expect(n_tokens, growing.n_bytes + needed)
                         return True
                     is_freeing = self._leaving is not None or self._is_freeing()
                     if not is_freeing and all(e.is_growing for e in self._busy_beside(growing)):
