@@ -153,10 +153,15 @@ EH2O_INLINE void gemv_float_tile(float* y, size_t y_stride, const float* x, size
                               accumulate ? columns_of(p) : 0);
     });
   });
+  constexpr size_t kStepBytes = kGemmF32Columns * (kFormat == PackedFormat::kF32 ? 4 : 2);
   for (size_t k = 0; k < depth; ++k) {
     F32 rows[kRows];
     unroll<kRows>([&](auto r) { rows[r] = set1(x[r * x_stride + k]); });
     unroll<kPanels>([&](auto p) {
+      if (kWeightsAhead > 0 && k * kStepBytes % 64 < kStepBytes) {
+        const uint8_t* ahead = w + p * panel_bytes + k * kStepBytes + kWeightsAhead;
+        for (size_t i = 0; i < kStepBytes; i += 64) __builtin_prefetch(ahead + i, 0, 2);
+      }
       unroll<kVectors>([&](auto v) {
         const F32 column = load_float_weights<kFormat>(w + p * panel_bytes, k * kGemmF32Columns + v * kLanes);
         unroll<kRows>([&](auto r) { sum[p][r][v] = mul_add(rows[r], column, sum[p][r][v]); });
