@@ -86,6 +86,7 @@ void unpack_panel_q(uint8_t* out, const uint8_t* w, size_t n_records) {
   RecordReader<kFormat> weights(w);
   for (size_t record = 0; record < n_records; ++record) {
     weights.enter(record);
+    weights.fetch_ahead();
     if (kIsWord && record % kSuperRecords == 0) {
       unroll<kVectors>(
           [&](auto v) { store(reinterpret_cast<float*>(out) + v * kLanes, weights.coarse_scale(v)); });
