@@ -32,6 +32,10 @@ def test_it_has_the_tables_of_the_package(program: Path) -> None:
     assert active == f"active: {isa.active()}"
 
 
+def test_every_item_of_a_loop_has_its_turn(program: Path) -> None:
+    assert run([str(program), "--threads"]) == ""
+
+
 @pytest.mark.parametrize("table", isa.available())
 def test_kernels_equal_plain_loops(program: Path, table: str) -> None:
     lines = run([str(program), table]).splitlines()

@@ -4,6 +4,7 @@
 //
 //   kernel_selftest [TABLE ...]   checks the named tables, or all available ones
 //   kernel_selftest --list        prints the names of the available tables, then the active one
+//   kernel_selftest --threads     checks the loops over several threads
 //   kernel_selftest --device      checks the kernels of the first GPU by the loader of the core; the image is
 //                                 one that the host device of the tests takes (cpp/cuda/host)
 #include <cstdio>
@@ -16,6 +17,7 @@
 #include "cuda/self_test.h"
 #include "isa/select.h"
 #include "tests/kernels/selftest/check.h"
+#include "tests/kernels/selftest/thread_checks.h"
 
 namespace edgeh2o::selftest {
 namespace {
@@ -65,6 +67,7 @@ int main(int argc, char** argv) {
       selftest::list_tables();
       return 0;
     }
+    if (argc == 2 && std::strcmp(argv[1], "--threads") == 0) return selftest::check_threads() ? 0 : 1;
     if (argc == 2 && std::strcmp(argv[1], "--device") == 0) return selftest::check_device() ? 0 : 1;
     std::vector<const KernelTable*> tables;
     for (int i = 1; i < argc; ++i) tables.push_back(&find_kernel_table(argv[i]));
