@@ -27,7 +27,12 @@ EH2O_INLINE void dot_rows(float* out, size_t out_stride, const float* q, size_t 
     });
   });
   if constexpr (kKeys == 1) {
-    unroll<kRows>([&](auto r) { out[r * out_stride] = reduce_add(sum[r][0]); });
+    // In the order of several keys: how many go together depends on the rows.
+    unroll<kRows>([&](auto r) {
+      float four[4];
+      store_sums(four, sum[r][0], zero(), zero(), zero());
+      out[r * out_stride] = four[0];
+    });
   } else {
     constexpr size_t kRowsAtOnce = 4 / kKeys;
     unroll<kRows / kRowsAtOnce>([&](auto i) {

@@ -88,7 +88,7 @@ void check_attention_rows_in_place(const KernelTable& table, Check& check) {
 // A row's result does not depend on the rows that go with it.
 void check_attention_rows_alone(const KernelTable& table, Check& check) {
   Random random(30);
-  constexpr size_t kKeys = 70;  // two blocks of columns, and keys that fill none
+  constexpr size_t kKeys = 70;  // two blocks of columns, and keys that fill neither one nor a group of four
   for_each_cache([&](CacheType k_type, CacheType v_type, size_t head_dim) {
     for (const size_t n_rows : {5, 6, 21}) {
       const CachedRows k(k_type, kKeys, head_dim, random), v(v_type, kKeys, head_dim, random);
