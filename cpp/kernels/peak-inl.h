@@ -39,6 +39,10 @@ inline float peak_read(const float* values, size_t n_bytes) {
   F32 sum[kChains];
   unroll<kChains>([&](auto i) { sum[i] = zero(); });
   for (const float* end = values + n_bytes / sizeof(float); values < end; values += kChains * kLanes) {
+    if constexpr (kWeightsAhead > 0) {
+      const auto* ahead = reinterpret_cast<const uint8_t*>(values) + kWeightsAhead;
+      for (size_t i = 0; i < kChains * kLanes * sizeof(float); i += 64) __builtin_prefetch(ahead + i, 0, 2);
+    }
     unroll<kChains>([&](auto i) { sum[i] = add(sum[i], load(values + i * kLanes)); });
   }
   unroll<kChains - 1>([&](auto i) { sum[0] = add(sum[0], sum[i + 1]); });
