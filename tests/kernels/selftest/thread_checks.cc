@@ -14,7 +14,7 @@ class Turns {
  public:
   Turns(size_t n_items, int n_threads) : counts_(n_items), n_threads_(n_threads) {}
   void take(size_t first, size_t end, size_t thread) {
-    is_wrong_ |= thread >= static_cast<size_t>(n_threads_) || first >= end || end > counts_.size();
+    if (thread >= static_cast<size_t>(n_threads_) || first >= end || end > counts_.size()) is_wrong_ = true;
     for (size_t i = first; i < std::min(end, counts_.size()); ++i) ++counts_[i];
   }
   bool is_once_each() const {
