@@ -171,6 +171,7 @@ class Admission:
                 loop.call_soon_threadsafe(events.put_nowait, None)
 
         done = loop.run_in_executor(self._threads, work)
+        done.add_done_callback(_take_error)  # a second cancellation may leave before it is there
         is_first = True
         try:
             while (event := await events.get()) is not None:
@@ -183,8 +184,6 @@ class Admission:
             if not done.done():
                 ticket.cancel("the client has gone")
                 await asyncio.shield(asyncio.wait([done]))
-            if not done.cancelled():
-                done.exception()  # it was raised above, or nobody is there to be told
             del done  # its error holds this frame: a cycle, and in it the runner
 
     def cancel_all(self, reason: str) -> None:
@@ -205,6 +204,12 @@ class Admission:
         while self._tickets and loop.time() < end + 10:
             await asyncio.sleep(0.05)
         self._threads.shutdown(wait=False)
+
+
+def _take_error(done: asyncio.Future[None]) -> None:
+    """Whoever awaits it is told besides; without that, asyncio would log it."""
+    if not done.cancelled():
+        done.exception()
 
 
 def forget_frames(error: BaseException) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -48,11 +49,10 @@ def test_an_error_keeps_nothing_of_the_frames_that_it_came_through(is_chained: b
 class _Requests:
     """Requests that stay at work until they are let go."""
 
-    def __init__(self, parallel: int, max_queue: int) -> None:
+    def __init__(self, parallel: int, max_queue: int, engine: Any = None) -> None:
         gauges = SimpleNamespace(
             running=Gauge("running", "", registry=None), waiting=Gauge("waiting", "", registry=None)
         )
-        engine: Any = None
         metrics: Any = gauges
         self.admission = Admission(engine, metrics, parallel=parallel, max_queue=max_queue)
         self.places: dict[str, int] = {}
@@ -73,6 +73,43 @@ class _Requests:
         self._ends[name].set()
         await self.tasks[name]
         await asyncio.sleep(0)
+
+
+def test_a_request_that_is_given_up_twice_tells_nobody_of_its_error() -> None:
+    class Engine:
+        def answer(self, _request: Any, emit: Any, ticket: Any) -> None:
+            emit("begun")
+            try:
+                while True:
+                    ticket.require()
+                    time.sleep(0.001)
+            finally:
+                time.sleep(0.05)
+
+    async def check() -> list[dict[str, Any]]:
+        told: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        requests = _Requests(parallel=1, max_queue=8, engine=Engine())
+
+        async def read() -> None:
+            request: Any = None
+            async with requests.admission.admit("") as ticket:
+                async for _ in requests.admission.answer(request, ticket):
+                    begun.set()
+
+        begun = asyncio.Event()
+        task = asyncio.create_task(read())
+        await begun.wait()
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0.01)
+        await asyncio.gather(task, return_exceptions=True)
+        del task
+        await asyncio.sleep(0.1)
+        gc.collect()
+        return told
+
+    assert asyncio.run(check()) == []
 
 
 def test_who_waits_for_a_place_holds_up_nobody_else() -> None:
