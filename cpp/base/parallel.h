@@ -33,7 +33,7 @@ class ThreadScope {
 // (libgomp: for 15 ms on some machines), in the way of another runtime's threads.
 void release_threads();
 
-// Calls f(thread) on every thread; thread < num_threads(). f must not throw.
+// Calls f(thread) on each of n_threads; thread < n_threads. f must not throw.
 template <typename F>
 void run_threads(int n_threads, const F& f) {
 #pragma omp parallel num_threads(n_threads)

@@ -43,7 +43,7 @@ size_t max_results(const AttentionPlan& plan, size_t n_threads) {
 }  // namespace
 
 DecodeAttention::DecodeAttention(const AttentionPlan& plan, uint8_t* scratch, size_t n_threads)
-    : plan_(plan), n_threads_(n_threads) {
+    : plan_(plan) {
   const AttentionHeads& heads = plan.shape.heads;
   const size_t n_ranges = max_ranges(plan), n_rows = kMaxDecodeTokens * group_size();
   Arena arena(scratch);

@@ -103,7 +103,6 @@ class DecodeAttention {
                  uint8_t* gathered) const;
 
   const AttentionPlan& plan_;
-  size_t n_threads_;
   HeadKeys* keys_;      // [n_kv_heads][kMaxDecodeTokens]
   size_t* range_ends_;  // [n_kv_heads * kMaxDecodeTokens] as count_ranges
   float* q_;            // [n_kv_heads][kMaxDecodeTokens][group_size][key_dim] scaled

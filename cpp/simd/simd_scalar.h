@@ -24,9 +24,9 @@ inline constexpr bool kHasBf16 = true;
 inline constexpr bool kPrefersBf16 = false;
 // Halves (below) exists.
 inline constexpr bool kHasF16 = true;
-// WordDot (dots_scalar.h) exists.
 inline constexpr bool kHasHalfColumns = false;
 struct HalfColumns;
+// WordDot (dots_scalar.h) exists.
 inline constexpr bool kHasWordDot = true;
 inline constexpr size_t kGemmQ8Rows = 2, kGemmQ8Vectors = 2;
 inline constexpr size_t kGemvRows = 3;      // that a matrix-vector kernel takes at once

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -14,7 +15,7 @@ from edgeh2o.engine.context_size import MIN_DEFAULT_CONTEXT, OPEN_ANSWER_TOKENS
 from edgeh2o.engine.memory_fit import RESERVE_BYTES
 from edgeh2o.host import memory
 from edgeh2o.serving import conversation, room
-from edgeh2o.serving.answers import Event, Finished, Piece, Ticket
+from edgeh2o.serving.answers import AnswerEngine, Event, Finished, Piece, Ticket
 from edgeh2o.serving.requests import GenerationRequest
 from tests.serving.answering import answer, request_of, tokens_of
 from tests.serving.conftest import open_engine
@@ -44,8 +45,20 @@ class _Memory:
     def _available(self) -> int:
         return RESERVE_BYTES + (PLENTY if not self.has_begun or self.is_enough() else 0)
 
-    def begin(self, event: Event) -> None:
-        self.has_begun |= isinstance(event, Piece)
+    def answer(
+        self, engine: AnswerEngine, request: GenerationRequest, begin: Callable[[], Any] = bool
+    ) -> list[Event]:
+        """The events of an answer; ``begin`` is called at its first piece."""
+        events: list[Event] = []
+
+        def emit(event: Event) -> None:
+            if isinstance(event, Piece) and not any(isinstance(e, Piece) for e in events):
+                begin()
+                self.has_begun = True
+            events.append(event)
+
+        engine.answer(request, emit, Ticket())
+        return events
 
 
 def test_a_far_limit_takes_what_an_open_answer_takes(serving_model: Path) -> None:
@@ -86,14 +99,7 @@ def test_those_at_rest_go_for_an_answer_that_grows(
         answer(engine, request_of(tokens_of(600, seed=0)))
         left = _Memory(monkeypatch)
         left.is_enough = lambda: len(engine.pool) == 1
-        events: list[Event] = []
-
-        def emit(event: Event) -> None:
-            left.begin(event)
-            events.append(event)
-
-        engine.answer(request_of(tokens_of(100, seed=1), 4 * STEP), emit, Ticket())
-        last = events[-1]
+        *_, last = left.answer(engine, request_of(tokens_of(100, seed=1), 4 * STEP))
         assert isinstance(last, Finished) and last.stats.generated_tokens == 4 * STEP
         assert len(engine.pool) == 1
 
@@ -104,13 +110,7 @@ def test_an_answer_ends_where_memory_does(
 ) -> None:
     """An open answer went on until the process was ended for it."""
     with open_engine(serving_model, context_size=CONTEXT, **OPTIONS) as engine:
-        left, events = _Memory(monkeypatch), list[Event]()
-
-        def emit(event: Event) -> None:
-            left.begin(event)
-            events.append(event)
-
-        engine.answer(request_of(tokens_of(100, seed=1), -1), emit, Ticket())
+        events = _Memory(monkeypatch).answer(engine, request_of(tokens_of(100, seed=1), -1))
         last = events[-1]
         assert isinstance(last, Finished) and last.finish_reason == "length"
         assert STEP <= last.stats.generated_tokens <= STEP + 2
@@ -127,16 +127,7 @@ def test_answers_that_grow_do_not_wait_for_each_other(
         left.is_enough = lambda: sum(each.is_busy for each in engine.pool.room.kept) == 1
 
         def ask(request: GenerationRequest) -> int:
-            events: list[Event] = []
-
-            def emit(event: Event) -> None:
-                if isinstance(event, Piece) and not any(isinstance(e, Piece) for e in events):
-                    both.wait()
-                left.begin(event)
-                events.append(event)
-
-            engine.answer(request, emit, Ticket())
-            last = events[-1]
+            *_, last = left.answer(engine, request, begin=both.wait)
             assert isinstance(last, Finished) and last.finish_reason == "length"
             return last.stats.generated_tokens
 
