@@ -81,7 +81,10 @@ def main() -> int:
         for model in args.models:
             for n_tokens in args.p:
                 prompt = cut_prompt(peer, model, text, n_tokens)
-                measurements.append(measure_load(peer, model, isa, prompt, n_tokens, args))
+                packed = args.packed_weights
+                measurements.append(
+                    measure_load(peer, model, isa, prompt, n_tokens, args, packed_weights=packed)
+                )
     note = (
         f"Median of {args.r} alternating cold processes (lowest to highest); -b "
         f"{args.batch_size}, llama.cpp's -ub {args.chunk_size}."
@@ -163,8 +166,13 @@ def measure_load(
     prompt: str,
     n_tokens: int,
     args: argparse.Namespace,
+    *,
+    packed_weights: str = PACKED_OFF,
 ) -> LoadMeasurement:
-    """Rounds of cold processes of both sides with one prompt of ``n_tokens`` tokens."""
+    """Rounds of cold processes of both sides with one prompt of ``n_tokens`` tokens.
+
+    ``packed_weights`` as of edgeh2o; the uncounted run writes them.
+    """
     ours, theirs = [], []
     context_size = -(-(n_tokens + 1) // args.chunk_size) * args.chunk_size
     batch = ["-b", str(args.batch_size)]
@@ -176,7 +184,7 @@ def measure_load(
             *(sys.executable, "-m", "edgeh2o", "run", str(model), "-f", str(prompt_file)),
             *("-n", "1", "--temp", "0", "--quiet", "--ignore-eos", "-c", str(context_size)),
             *("-t", str(args.threads), "--isa", isa, *batch),
-            *("--packed-weights", args.packed_weights),
+            *("--packed-weights", packed_weights),
         ]
         peer_command = peer.command(
             "llama-completion",

@@ -6,9 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from bench import load, targets
 from bench.errors import LlamaCppError
-from bench.targets import SPEED_TARGETS, Row, find_model, format_rows, run_contest
+from bench.targets import (
+    SPEED_TARGETS,
+    Row,
+    build_parser,
+    find_model,
+    format_rows,
+    measure_targets,
+    run_contest,
+)
 from edgeh2o.evaluation.throughput import Workload
+from tests.bench.programs import install
+from tests.bench.test_llama_cpp import BACKEND_LINE
 
 
 def make_row(ours: list[float], theirs: list[float], **aim: float) -> Row:
@@ -62,3 +73,29 @@ def test_the_peer_runs_on_in_the_way_that_is_not_far_behind(
     runs = {name: lambda _, speed=speed: speed for name, speed in speeds.items()}
     samples = run_contest(runs, Workload(n_prompt=1), 4, "test")
     assert samples == {name: [speeds[name]] * n for name, n in rounds.items()}
+
+
+def test_start_and_memory_are_measured_with_the_flags_of_targets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model-q4_0.gguf").touch()
+    install(tmp_path, "llama-completion", "echo token")
+    install(tmp_path, "llama-bench", f"echo {BACKEND_LINE}")
+    commands = []
+
+    def run(command: list[str], _: object) -> load.ProcessCost:
+        commands.append(command)
+        return load.ProcessCost(float(len(commands)), 2**20)
+
+    monkeypatch.setattr(load, "run_to_first_byte", run)
+    monkeypatch.setattr(targets, "SPEED_TARGETS", ())
+    monkeypatch.setattr(targets, "cut_prompt", lambda *_: "text")
+    args = build_parser().parse_args(
+        [str(tmp_path), "--llama-cpp", str(tmp_path), "-r", "1", "--isa", "avx2"]
+    )
+    start, memory = measure_targets(tmp_path, args)
+    assert (start.ours, start.theirs) == ([3.0], [4.0])
+    assert (memory.ours, memory.theirs) == ([1.0], [1.0])
+    ours = [command for command in commands if "edgeh2o" in command]
+    assert len(ours) == 4
+    assert all(command[command.index("--packed-weights") + 1] == "off" for command in ours)
