@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+BACKEND_LINE = "load_backend: loaded CPU backend from /opt/llama/libggml-cpu-haswell.so"
+
 
 def install(folder: Path, program: str, script: str) -> None:
     """Writes a shell script in the place of a llama.cpp program."""

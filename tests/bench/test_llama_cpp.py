@@ -9,7 +9,7 @@ import pytest
 from bench.errors import LlamaCppError
 from bench.llama_cpp import ISA_OF_BACKEND, LlamaCpp, parse_bench, parse_perplexity, parse_token_ids
 from edgeh2o.evaluation.throughput import Workload
-from tests.bench.programs import install
+from tests.bench.programs import BACKEND_LINE, install
 
 # Output of llama-bench -p 64 -n 0 -r 1 -o json, without the fields that nothing reads.
 BENCH_JSON = """[
@@ -24,7 +24,6 @@ BENCH_JSON = """[
   }
 ]
 """
-BACKEND_LINE = "load_backend: loaded CPU backend from /opt/llama/libggml-cpu-haswell.so"
 ARM_BACKEND_LINE = "load_backend: loaded CPU backend from /opt/llama/libggml-cpu-armv8.2_1.so"
 
 

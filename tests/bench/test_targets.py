@@ -18,8 +18,7 @@ from bench.targets import (
     run_contest,
 )
 from edgeh2o.evaluation.throughput import Workload
-from tests.bench.programs import install
-from tests.bench.test_llama_cpp import BACKEND_LINE
+from tests.bench.programs import BACKEND_LINE, install
 
 
 def make_row(ours: list[float], theirs: list[float], **aim: float) -> Row:
