@@ -13,7 +13,7 @@ from ..errors import ResourceError
 from ..host import memory
 from ..rope_config import ROPE_OF_FILE
 from ..runners.base import SessionShape
-from .context_size import CONTEXT_STEP, least_context, memory_cures
+from .context_size import CONTEXT_STEP, context_limit, least_context, memory_cures
 
 if TYPE_CHECKING:
     from ..runners.base import Runner
@@ -63,6 +63,21 @@ def check_load(
     return plan
 
 
+def limit_to_memory(plan: RunPlan, model: LoadedModel) -> RunPlan:
+    """The plan, with ``most_context`` where nobody named a context and memory holds no longer one.
+
+    Of what the model was trained on; the weights are loaded.
+    """
+    if plan.context_size is not None:
+        return plan
+    limit = context_limit(plan)
+    sizes = host_sizes(plan.for_length(limit), plan.shape(limit), model.estimate_session_bytes)
+    largest = find_largest_context(limit, sizes, find_room(plan.threads))
+    if largest >= limit:
+        return plan
+    return replace(plan, most_context=max(largest, least_context(plan)))
+
+
 def start_runner(
     plan: RunPlan, model: LoadedModel, context: int, *, all_rows: bool = False
 ) -> Runner:
@@ -100,7 +115,7 @@ def check_start(
     """Raises ResourceError if a runner does not fit, once ``freed_bytes`` more are free."""
     context = shape.max_context
     is_named = plan.context_size is not None or plan.most_context is not None
-    is_checked = is_named and context == least_context(plan)
+    is_checked = is_named and context == context_limit(plan)
     room = find_room(plan.threads, is_checked=is_checked) + freed_bytes
     require_fit(context, host_sizes(plan, shape, model.estimate_session_bytes), room)
 

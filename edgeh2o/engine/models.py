@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from ..host import memory
+
 if TYPE_CHECKING:
     from ..attention.base import SparseAttentionConfig
     from ..model_config import ModelConfig
@@ -82,6 +84,11 @@ class ModelFile(DescribedModel, Protocol):
         ``meanwhile()`` is called once, while they are loaded where that goes on by itself; what it
         raises ends the loading.
         """
+
+
+def may_write_later(model: LoadedModel) -> bool:
+    """Whether positions of the model's sessions take no memory before they are written."""
+    return bool(getattr(model, "writes_rows_later", False)) and not memory.counts_when_allocated()
 
 
 def mapped_weight_bytes(model: LoadedModel) -> int:

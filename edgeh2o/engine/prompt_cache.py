@@ -12,12 +12,13 @@ from ..errors import ResourceError, UsageError
 from ..runners.base import Runner, RunnerState, n_evicted, use_small_pages
 from .context_size import choose_context, memory_cures, rotate_alike
 from .learning import may_learn
-from .memory_fit import fit_context, start_runner
+from .memory_fit import check_start, fit_context, limit_to_memory, start_runner
 from .payoff import choose_reading
 from .transcript import count_common
 
 if TYPE_CHECKING:
     from ..attention.budget_table import BudgetTable
+    from ..model_config import DecoderConfig
     from .models import LoadedModel
     from .plan import RunPlan
 
@@ -47,11 +48,16 @@ class PromptCache:
     ``plan`` is that of prompts that begin anew, and follows what prompts teach; ``running`` is that
     of what the runner holds. Where memory does not hold a context that nobody named, one that
     ``takes_less`` has room for the prompt at least, others for an answer of open length too.
+    Runners have ``open_context`` positions at least, those beyond ``length`` for an answer that
+    goes on past it: such rows take no memory before they are written, and who reads the answer asks
+    for it then.
     """
 
     def __init__(self, plan: RunPlan) -> None:
         self.plan = self.running = plan
         self.takes_less = True
+        self.open_context = 0
+        self.length = 0  # of the context by which what the runner holds is read
         self.profile: BudgetTable | None = None  # what prompts of this process have made
         self.runner: Runner | None = None  # None before the first prompt
         self.is_open = False  # what it holds may be gone on from
@@ -67,6 +73,10 @@ class PromptCache:
     def take_weights(self, model: LoadedModel) -> None:
         """Makes the cache fit for prompts."""
         self._model = model
+
+    def limit_to_memory(self) -> None:
+        """Prompts and their answers get no longer contexts than memory holds now."""
+        self.plan = limit_to_memory(self.plan, self.model)
 
     def close(self) -> None:
         """Frees the weights and the runner."""
@@ -118,13 +128,14 @@ class PromptCache:
         fitting = context
         if self.runner is not None and not self._serves(plan, context):
             freed = sum(self.runner.memory_bytes.values())
-            fitting = fit_context(plan, self.model, context, least, freed)
+            fitting = self._fit_context(plan, context, least, freed)
         if self.runner is not None and self._serves(plan, fitting):
             self.runner.reset()
+            self.length = fitting
             return self.runner
         self.runner = None  # freed before the next one is allocated
         self.running = plan
-        fitting = fit_context(plan, self.model, context, least)
+        fitting = self._fit_context(plan, context, least)
         if fitting < context:
             warnings.warn(
                 f"memory has room for a context of {fitting:,} positions where the prompt of "
@@ -147,7 +158,26 @@ class PromptCache:
             return min(context, max(n_prompt, 1))
         return min(context, choose_context(self.plan, n_prompt, -1, goes_on=True))
 
+    def _fit_context(self, plan: RunPlan, context: int, least: int, freed_bytes: int = 0) -> int:
+        """As ``fit_context``; all of it where rows take no memory yet."""
+        if not self.open_context:
+            return fit_context(plan, self.model, context, least, freed_bytes)
+        check_start(plan, self.model, plan.shape(least), freed_bytes)
+        return context
+
+    def _open_length(self, context: int) -> int:
+        """Positions of a runner for a context so long, which rotates keys alike."""
+        length = max(context, self.open_context)
+        if rotate_alike(self.plan.config, length, context):
+            return length
+        return max(context, cast("DecoderConfig", self.plan.config).long_rope_after)
+
     def _start_runner(self, plan: RunPlan, context: int, n_tokens: int) -> Runner:
+        """One for which ``_fit_context`` has found room."""
+        self.length = context
+        if self.open_context:
+            shape = replace(plan.shape(context), max_context=self._open_length(context))
+            return self.model.start_session(plan.attention, shape)
         runner = start_runner(plan, self.model, context)
         if n_tokens < LEAST_FILLED * context:
             use_small_pages(runner)
@@ -172,8 +202,7 @@ class PromptCache:
             needed = choose_context(self.running, n_prompt, sampling.max_tokens, goes_on=goes_on)
             n_kept = self._count_kept(prompt, needed, goes_on=goes_on)
             if n_kept:
-                held = self.runner.max_context if self.runner else 0
-                return Start(self.running, max(held, needed), n_prompt, n_kept)
+                return Start(self.running, max(self.length, needed), n_prompt, n_kept)
         plan, needed = self.plan_prompt(
             n_prompt, sampling.max_tokens, goes_on=goes_on, stays_open=keep_cache
         )
@@ -190,7 +219,7 @@ class PromptCache:
         n_kept = runner.find_mark(n_kept)
         if not n_kept or not self.may_go_on(n_kept, len(prompt), needed):
             return 0
-        is_short = runner.max_context < needed and 2 * n_kept < len(prompt)
+        is_short = self.length < needed and 2 * n_kept < len(prompt)
         return 0 if is_short and self._may_turn_sparse(needed) else n_kept
 
     def begin_at(self, start: Start, sampling: SamplingParams) -> tuple[Runner, int]:
@@ -204,6 +233,8 @@ class PromptCache:
         runner = self.runner
         if runner is not None and runner.max_context < start.context:
             runner = self._grow(runner, start)
+        elif runner is not None:
+            self.length = start.context
         if runner is not None:
             return runner, start.n_kept
         goes_on = sampling.context_full == EVICT_WHEN_FULL
@@ -243,7 +274,7 @@ class PromptCache:
             context = needed
         least = self._least_context(needed, start.n_prompt)
         try:
-            context = fit_context(self.running, self.model, context, least)
+            context = self._fit_context(self.running, context, least)
         except ResourceError:
             context = 0
         if context <= old.max_context:
@@ -262,8 +293,8 @@ class PromptCache:
         """
         source, self.runner = other.runner, None
         least = self._least_context(context, n_prompt)
-        context = fit_context(other.running, self.model, context, least)
-        runner = start_runner(other.running, self.model, context)
+        context = self._fit_context(other.running, context, least)
+        runner = self._start_runner(other.running, context, context)
         copy = getattr(runner, "copy_from", None)
         if copy is None or source is None:
             raise ValueError("these runners cannot be copied")

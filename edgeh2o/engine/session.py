@@ -137,10 +137,10 @@ class Session:
         runner, n_cached = self._take_runner(start, sampling)
         batch_size = self.cache.running.open_batch_size if keep_cache else runner.batch_size
         is_whole = not n_cached and len(token_ids) <= runner.max_context
-        length = runner.max_context if keep_cache else len(token_ids)
+        length = self.cache.length if keep_cache else len(token_ids)
         learner = self._start_learner(len(token_ids), length) if is_whole else None
         provider = self._draft
-        draft = None if provider is None else provider.prepared(sampling, runner.max_context)
+        draft = None if provider is None else provider.prepared(sampling, self.cache.length)
         notes = [
             describe_knowledge(
                 self.cache.running, self.model, len(token_ids), learns=learner is not None
@@ -364,7 +364,7 @@ class Session:
                 state=RunnerState.of(runner),
                 rows=runner.cached_rows(),
                 document=document,
-                context=runner.max_context,
+                context=self.cache.length,
             )
 
     def load(self, path: Path) -> dict[str, Any]:

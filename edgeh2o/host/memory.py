@@ -47,6 +47,17 @@ def address_space_left_bytes(status: Path = Path("/proc/self/status")) -> int | 
     return max(0, limit - (_read_field(status, b"VmSize:") or 0))
 
 
+def counts_when_allocated(overcommit: Path = Path("/proc/sys/vm/overcommit_memory")) -> bool:
+    """Whether memory is counted when it is allocated, and not when it is written to.
+
+    So it is under RLIMIT_AS, and where the system promises no more than it has.
+    """
+    with suppress(OSError):
+        if overcommit.read_bytes().strip() == b"2":
+            return True
+    return address_space_left_bytes() is not None
+
+
 def does_not_hold(addresses: int, what: str) -> ResourceError:
     """The error of something for which so many bytes of addresses that are left are too few."""
     return ResourceError(

@@ -230,6 +230,8 @@ class GgufModel:
 class NativeModel(GgufModel):
     """Weights in the layout of one instruction set."""
 
+    writes_rows_later = True  # in small pages; see ``engine.models.may_write_later``
+
     def __init__(
         self, core_model: _core.Model, file: NativeModelFile, tokenizer: Tokenizer
     ) -> None:

@@ -41,13 +41,17 @@ class Conversation:
         plan: RunPlan,
         opened: Session,
         draft: SharedDraft | None = None,
+        *,
+        open_context: int = 0,
     ) -> None:
+        """``open_context``: as ``PromptCache`` has it."""
         self.report = PrefillReport()
         self.session = Session(
             opened.prompts, plan, path=opened.path, seed=None, on_progress=self.report
         )
         self.session.take_weights(pool_model, opened.load_s, draft)
         self.session.cache.takes_less = False  # others go for its room, or it waits for them
+        self.session.cache.open_context = open_context
         self.is_busy = True
         self.expected_bytes = 0  # that it will hold when its request is done
         self.expected_tokens = 0  # of which it has memory for so many

@@ -9,6 +9,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from ..engine.context_size import choose_context, context_limit, memory_cures, rotate_alike
+from ..engine.models import may_write_later
 from ..engine.transcript import count_common
 from ..errors import EdgeH2OError, ResourceError
 from .api_error import PromptTooLongError
@@ -54,6 +55,7 @@ class ConversationPool:
         ram_bytes: int | None = None,
         disk: PrefixDisk | None = None,
     ) -> None:
+        opened.cache.limit_to_memory()
         self.prompts = opened.prompts
         self.plan = opened.plan
         self.context_limit = context_limit(self.plan)  # tokens of a prompt and its answer
@@ -62,6 +64,9 @@ class ConversationPool:
         self.draft = None if opened.draft is None else SharedDraft(opened.draft, scheduler)
         self.disk = disk
         self.room = ConversationRoom(self.plan, self.model, ram_bytes=ram_bytes, disk=disk)
+        # Without -c an answer may go on to the end of what there can be.
+        is_open = self.plan.context_size is None and may_write_later(opened.model)
+        self._open_context = self.context_limit if is_open else 0
         self.prompt_lock = Lock()  # of ``prompts``, which serve one thread at a time
 
     @property
@@ -274,7 +279,9 @@ class ConversationPool:
     ) -> Conversation:
         """A conversation without a runner; the ones used least lately go for its room."""
         expected = self.room.make_for_new(n_tokens, max_tokens, spared)
-        kept = Conversation(self.model, self.plan, self._opened, self.draft)
+        kept = Conversation(
+            self.model, self.plan, self._opened, self.draft, open_context=self._open_context
+        )
         kept.expect(n_tokens, expected)
         self.room.kept.append(kept)
         return kept

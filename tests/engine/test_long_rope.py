@@ -127,3 +127,14 @@ def test_served_conversations_are_those_of_whole_reads(model: Path, tmp_path: Pa
         for prompt, expected in zip(reversed(prompts), reversed(alone), strict=True):
             got = answer(again, request_of(prompt))
             assert (got.text, got.logprobs) == (expected.text, expected.logprobs)
+
+
+def test_an_open_answer_goes_on_as_far_as_its_table(model: Path) -> None:
+    request = request_of(TOKENS[:4200], -1)
+    with open_engine(model, attention=DenseConfig()) as engine:
+        got = answer(engine, request)
+    # With its 1,024 tokens it needs the table of long contexts, to whose end it goes on.
+    assert got.stats.context_size == 16384
+    with open_engine(model, attention=DenseConfig()) as engine:
+        got = answer(engine, request_of(SHORT, -1))
+    assert len(SHORT) + got.stats.generated_tokens == LONG_AFTER + 1

@@ -16,8 +16,9 @@ from edgeh2o.engine.memory_fit import RESERVE_BYTES
 from edgeh2o.host import memory
 from edgeh2o.serving import conversation, room
 from edgeh2o.serving.answers import AnswerEngine, Event, Finished, Piece, Ticket
+from edgeh2o.serving.api_error import PromptTooLongError
 from edgeh2o.serving.requests import GenerationRequest
-from tests.serving.answering import answer, request_of, tokens_of
+from tests.serving.answering import ATTENTIONS, answer, request_of, tokens_of
 from tests.serving.conftest import open_engine
 
 CONTEXT = 8192
@@ -69,7 +70,6 @@ def test_a_far_limit_takes_what_an_open_answer_takes(serving_model: Path) -> Non
         assert sum(estimate(100, 10)) < sum(estimate(100, -1))
 
 
-@pytest.mark.filterwarnings("ignore:memory has room for a context:UserWarning")
 @pytest.mark.parametrize("n_alike", [0, 500])
 def test_a_far_limit_is_not_refused_for_want_of_memory(
     serving_model: Path, monkeypatch: pytest.MonkeyPatch, n_alike: int
@@ -86,9 +86,64 @@ def test_a_far_limit_is_not_refused_for_want_of_memory(
         prompt = prompts[0][:n_alike] + tokens_of(1300 - n_alike, seed=9)
         got = answer(engine, request_of(prompt, LONG))
         assert got.finish_reason == "length"
-        assert MIN_DEFAULT_CONTEXT <= 1300 + got.stats.generated_tokens < CONTEXT
+        assert 1300 + got.stats.generated_tokens == CONTEXT + 1  # there was memory for it then
         assert (got.stats.cached_tokens > 0) == (n_alike > 0)
         assert len(engine.pool) == 4
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_an_open_answer_goes_on_to_what_the_model_was_trained_on(
+    serving_model: Path, attention: str
+) -> None:
+    """It ended at 4,096 tokens, or 1,024 behind the prompt, by "length": an error to agents."""
+    options = {**OPTIONS, "attention": ATTENTIONS[attention]}
+    with open_engine(serving_model, context_size=MIN_DEFAULT_CONTEXT, **options) as engine:
+        ended = answer(engine, request_of(tokens_of(600, seed=1), -1))
+    assert 600 + ended.stats.generated_tokens == MIN_DEFAULT_CONTEXT + 1
+    with open_engine(serving_model, **options) as engine:
+        went_on = answer(engine, request_of(tokens_of(600, seed=1), -1))
+        assert engine.pool.context_limit == CONTEXT
+    assert went_on.stats.context_size == CONTEXT
+    assert 600 + went_on.stats.generated_tokens == CONTEXT + 1
+    # By the same budgets until then.
+    n_alike = ended.stats.generated_tokens
+    assert went_on.logprobs[:n_alike] == ended.logprobs
+
+
+def test_room_for_an_open_answer_takes_no_memory(serving_model: Path) -> None:
+    with open_engine(serving_model, **OPTIONS) as engine:
+        answer(engine, request_of(tokens_of(100, seed=1), 1))
+        plan, model = engine.pool.plan, engine.pool.model
+        (kept,) = engine.pool.room.kept
+        assert kept.runner is not None and kept.runner.max_context == CONTEXT
+        parts = model.estimate_session_bytes(plan.attention, plan.shape(OPEN_ANSWER_TOKENS))
+        assert engine.pool.n_bytes < parts["kv_cache"]
+
+
+def test_no_room_is_made_where_it_counts_at_once(
+    serving_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "counts_when_allocated", lambda: True)
+    with open_engine(serving_model, **OPTIONS) as engine:
+        got = answer(engine, request_of(tokens_of(100, seed=1), -1))
+    assert 100 + got.stats.generated_tokens == MIN_DEFAULT_CONTEXT + 1
+
+
+def test_the_context_is_what_memory_holds(
+    serving_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that the model was trained on was promised."""
+    with open_engine(serving_model, **OPTIONS) as engine:
+        plan, model = engine.pool.plan, engine.pool.model
+        parts = model.estimate_session_bytes(plan.attention, plan.shape(CONTEXT - 512))
+    fits = sum(parts.values())
+    monkeypatch.setattr(memory, "available_bytes", lambda: RESERVE_BYTES + fits)
+    with open_engine(serving_model, **OPTIONS) as engine:
+        assert engine.pool.context_limit == CONTEXT - 512
+        got = answer(engine, request_of(tokens_of(100, seed=1), -1))
+        assert 100 + got.stats.generated_tokens == CONTEXT - 512 + 1
+        with pytest.raises(PromptTooLongError, match=f"maximum context length is {CONTEXT - 512}"):
+            answer(engine, request_of(tokens_of(CONTEXT - 500, seed=1), 1))
 
 
 @pytest.mark.usefixtures("_short_steps")
