@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from .answer_format import AnswerFormat, Chunk
@@ -13,7 +14,7 @@ from .answers import Finished, Piece
 from .api_error import ApiError
 from .fields import Fields
 from .requests import GenerationRequest
-from .tools import Tool
+from .tools import NAMESPACE, Tool
 
 _PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
 _INCOMPLETE = {"length": "max_output_tokens"}
@@ -30,6 +31,7 @@ class ResponsesFormat(AnswerFormat):
         self._id = f"resp_{secrets.token_hex(12)}"
         self._model, self._created_at = model, int(time.time())
         self._echo = _echo(request, fields)
+        self._names = {tool.name: _name_of(tool) for tool in request.tools}
         self._sequence = PartSequence()
         self._n_events = 0
 
@@ -59,7 +61,7 @@ class ResponsesFormat(AnswerFormat):
     def _finished(self, finished: Finished) -> Chunk:
         stats, reason = finished.stats, _INCOMPLETE.get(finished.finish_reason)
         parts = self._sequence.parts
-        output = [_item(part, _status(part, parts, finished)) for part in parts]
+        output = [self._item(part, _status(part, parts, finished)) for part in parts]
         return self._response(
             "incomplete" if reason else "completed",
             completed_at=int(time.time()),
@@ -108,7 +110,7 @@ class ResponsesFormat(AnswerFormat):
         )
         more: dict[str, Any] = {"logprobs": []} if part.kind == "text" else {}
         if step.what == "begin":
-            item = _item(part, "in_progress", is_whole=False)
+            item = self._item(part, "in_progress", is_whole=False)
             yield self._event("response.output_item.added", output_index=part.index, item=item)
             if part.kind != "call":
                 content = _content(part, is_whole=False)
@@ -117,20 +119,37 @@ class ResponsesFormat(AnswerFormat):
             yield self._event(f"response.{name}.delta", **place, delta=step.text, **more)
         else:
             if part.call is not None:
-                arguments = {"name": part.call.name, "arguments": part.text}
+                name_in_place = self._names[part.call.name]["name"]
+                arguments = {"name": name_in_place, "arguments": part.text}
                 yield self._event(f"response.{name}.done", **place, **arguments)
             else:
                 yield self._event(f"response.{name}.done", **place, text=part.text, **more)
                 yield self._event("response.content_part.done", **place, part=_content(part))
-            item = _item(part, _status(part, self._sequence.parts, finished))
+            item = self._item(part, _status(part, self._sequence.parts, finished))
             yield self._event("response.output_item.done", output_index=part.index, item=item)
+
+    def _item(self, part: Part, status: str, *, is_whole: bool = True) -> Chunk:
+        """A part as an item of the output, whole or as it begins."""
+        item: Chunk = {"id": _id_of(part), "status": status}
+        content = [_content(part)] if is_whole and part.call is None else []
+        if part.call is not None:
+            return item | {
+                "type": "function_call",
+                "call_id": f"call_{part.number}",
+                **self._names[part.call.name],
+                "arguments": part.text if is_whole else "",
+            }
+        if part.kind == "reasoning":
+            return item | {"type": "reasoning", "summary": [], "content": content}
+        return item | {"type": "message", "role": "assistant", "content": content}
 
 
 def _echo(request: GenerationRequest, fields: Fields) -> Mapping[str, Any]:
     """What of the request an answer repeats; its instructions, which may be long, it does not."""
     sampling, choice = request.sampling, request.tool_choice
     text, reasoning, metadata = (fields.raw(name) for name in ("text", "reasoning", "metadata"))
-    named = {"type": "function", "name": choice.name}
+    named = {"type": "function"}
+    named |= next((_name_of(tool) for tool in request.tools if tool.name == choice.name), {})
     return {
         "background": False,
         "instructions": None,
@@ -144,15 +163,34 @@ def _echo(request: GenerationRequest, fields: Fields) -> Mapping[str, Any]:
         "temperature": sampling.temperature,
         "text": {"format": (text or {}).get("format") or {"type": "text"}},
         "tool_choice": choice.mode if choice.name is None else named,
-        "tools": [_describe_tool(tool) for tool in request.tools],
+        "tools": _describe_tools(request.tools),
         "top_p": sampling.top_p,
         "truncation": "disabled",
     }
 
 
+def _name_of(tool: Tool) -> dict[str, str]:
+    """As clients name a tool."""
+    if tool.namespace is None or tool.own_name is None:
+        return {"name": tool.name}
+    return {"name": tool.own_name, "namespace": tool.namespace.name}
+
+
+def _describe_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    described = []
+    for namespace, own in groupby(tools, lambda tool: tool.namespace):
+        entries = [_describe_tool(tool) for tool in own]
+        if namespace is not None:
+            said = {"name": namespace.name, "description": namespace.description}
+            entries = [{"type": NAMESPACE, **said, "tools": entries}]
+        described += entries
+    return described
+
+
 def _describe_tool(tool: Tool) -> dict[str, Any]:
     described = {"description": None, "parameters": dict(tool.parameters)}
-    return {"type": "function", **described, **tool.source["function"], "strict": tool.is_strict}
+    function = {**tool.source["function"], "name": tool.own_name or tool.name}
+    return {"type": "function", **described, **function, "strict": tool.is_strict}
 
 
 def _id_of(part: Part) -> str:
@@ -163,22 +201,6 @@ def _status(part: Part, parts: Sequence[Part], finished: Finished | None) -> str
     """Of a part that has ended: where the answer was cut, the last one is not complete."""
     is_last = finished is not None and finished.finish_reason in _INCOMPLETE and part is parts[-1]
     return "incomplete" if is_last or part.is_cut else "completed"
-
-
-def _item(part: Part, status: str, *, is_whole: bool = True) -> Chunk:
-    """A part as an item of the output, whole or as it begins."""
-    item: Chunk = {"id": _id_of(part), "status": status}
-    content = [_content(part)] if is_whole and part.call is None else []
-    if part.call is not None:
-        return item | {
-            "type": "function_call",
-            "call_id": f"call_{part.number}",
-            "name": part.call.name,
-            "arguments": part.text if is_whole else "",
-        }
-    if part.kind == "reasoning":
-        return item | {"type": "reasoning", "summary": [], "content": content}
-    return item | {"type": "message", "role": "assistant", "content": content}
 
 
 def _content(part: Part, *, is_whole: bool = True) -> Chunk:

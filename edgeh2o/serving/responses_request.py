@@ -9,7 +9,15 @@ from .chat_messages import MAX_MESSAGES, MAX_PARTS, make_call, read_content, rea
 from .fields import Fields
 from .output_form import read_flat_grammar
 from .requests import GenerationRequest, make_chat_request, read_effort
-from .tools import Tool, ToolChoice, choose_tool, read_flat_tools, read_mode
+from .tools import (
+    NAMESPACE,
+    Tool,
+    ToolChoice,
+    choose_tool,
+    name_within,
+    read_flat_tools,
+    read_mode,
+)
 
 if TYPE_CHECKING:
     from ..config import SamplingParams
@@ -32,7 +40,7 @@ def read_responses_request(fields: Fields, defaults: SamplingParams) -> Generati
     if fields.flag("background"):
         raise ApiError("'background' is not supported; leave it out", param="background")
     form, reasoning = fields.object("text"), fields.object("reasoning")
-    tools = read_flat_tools(fields, ("function",))
+    tools = read_flat_tools(fields, ("function", NAMESPACE))
     return make_chat_request(
         fields,
         defaults,
@@ -51,7 +59,14 @@ def _read_choice(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice:
     if not isinstance(value, dict):
         return read_mode(fields, tools)
     choice = Fields(value, "tool_choice")
-    return choose_tool(tools, choice.text("name") if choice.raw("type") == "function" else None)
+    is_function = choice.raw("type") == "function"
+    return choose_tool(tools, _read_call_name(choice) if is_function else None)
+
+
+def _read_call_name(item: Fields) -> str | None:
+    """That by which the model calls what an item names."""
+    name = item.text("name")
+    return name and name_within(item.text("namespace"), name)
 
 
 def _read_messages(fields: Fields) -> list[dict[str, Any]]:
@@ -94,7 +109,7 @@ def _add_item(messages: list[dict[str, Any]], item: Fields) -> None:
         if thoughts:
             _open_answer(messages, "reasoning_content")["reasoning_content"] = thoughts
     elif kind == "function_call":
-        name = item.text("name")
+        name = _read_call_name(item)
         if not name:
             item.refuse("name", "the name of a function")
         call = make_call(item.text("call_id"), name, item.text("arguments") or "")

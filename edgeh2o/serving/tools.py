@@ -8,7 +8,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +19,7 @@ from .fields import Fields
 _logger = logging.getLogger(__name__)
 
 MAX_TOOLS = 128
+NAMESPACE = "namespace"  # the type of tools that stand together, in the Responses API
 _NAME = re.compile(r"[\w-]{1,128}", re.ASCII)  # OpenAI has 64, Anthropic 128
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which UTF-8 cannot hold
 _CUT_CALL = re.compile(
@@ -40,13 +41,26 @@ To call one, write a JSON object with its name and arguments between these tags:
 
 
 @dataclass(frozen=True, slots=True)
+class Namespace:
+    """Tools that stand together, such as those of one server of MCP."""
+
+    name: str
+    description: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call; ``source`` is as the client gave it."""
+    """A function that the model may call by its ``name``; ``source`` is what it is shown of it.
+
+    That is as the client gave it, but for names in a ``namespace``.
+    """
 
     name: str
     parameters: Mapping[str, Any]
     source: Mapping[str, Any]
     is_strict: bool = False
+    namespace: Namespace | None = None
+    own_name: str | None = None  # in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +109,56 @@ def read_flat_tools(
     """As ``read_tools``, of functions whose name and ``schema`` stand beside their type.
 
     Tools that are none of ``kinds`` are such as other servers run themselves, a search of the web:
-    agents that name them do without, and the log says so.
+    agents that name them do without, and the log says so. One of the kinds may be ``NAMESPACE``,
+    whose tools are of the others.
     """
-    tools = []
+    tools: list[Tool] = []
     for entry in fields.objects("tools", MAX_TOOLS):
         kind = entry.text("type")
         if kind not in kinds:
             _note_left_out(f"{entry.text('name') or ''}"[:100], f"{kind}"[:100])
-            continue
-        given = {"name": entry.raw("name"), "description": entry.raw("description")}
-        given["parameters"] = entry.raw(schema)
-        source = {name: value for name, value in given.items() if value is not None}
-        tools.append(_make_tool(entry, source, schema))
+        elif kind == NAMESPACE:
+            own_kinds = [each for each in kinds if each != NAMESPACE]
+            tools += _read_namespace(entry, own_kinds, schema)
+        else:
+            given = {"name": entry.raw("name"), "description": entry.raw("description")}
+            given["parameters"] = entry.raw(schema)
+            source = {name: value for name, value in given.items() if value is not None}
+            tools.append(_make_tool(entry, source, schema))
+    if len(tools) > MAX_TOOLS:
+        fields.refuse("tools", f"at most {MAX_TOOLS} tools, those of namespaces included")
+    if NAMESPACE in kinds:
+        _refuse_alike(fields, tools)
     return tuple(tools)
+
+
+def _read_namespace(entry: Fields, kinds: Sequence[str | None], schema: str) -> list[Tool]:
+    """The tools of a namespace, by names that have its own before them."""
+    namespace = Namespace(_read_name(entry), entry.text("description"))
+    tools = []
+    for tool in read_flat_tools(entry, kinds, schema):
+        name = name_within(namespace.name, tool.name)
+        function = {**tool.source["function"], "name": name}
+        source = {**tool.source, "function": function}
+        tools.append(
+            replace(tool, name=name, source=source, namespace=namespace, own_name=tool.name)
+        )
+    return tools
+
+
+def name_within(namespace: str | None, name: str) -> str:
+    """By which the model calls a tool of a namespace; those of MCP may end with the underscores."""
+    if not namespace:
+        return name
+    return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
+
+
+def _refuse_alike(fields: Fields, tools: Sequence[Tool]) -> None:
+    """Raises ApiError where a call would not say which of two tools is meant."""
+    places: dict[str, Namespace | None] = {}
+    for tool in tools:
+        if places.setdefault(tool.name, tool.namespace) != tool.namespace:
+            fields.refuse("tools", f"names that differ: the model would call two {tool.name!r}")
 
 
 @lru_cache(maxsize=64)  # an agent names them in every request
@@ -116,13 +167,18 @@ def _note_left_out(name: str, kind: str) -> None:
 
 
 def _make_tool(function: Fields, source: Mapping[str, Any], schema: str = "parameters") -> Tool:
-    name = function.text("name")
-    if name is None or not _NAME.fullmatch(name):
-        function.refuse("name", "1 to 128 letters, digits, _ and -")
+    name = _read_name(function)
     parameters = function.mapping(schema) or {"type": "object", "properties": {}}
     function.text("description")
     shown = {"type": "function", "function": source}
     return Tool(name, parameters, shown, function.flag("strict"))
+
+
+def _read_name(entry: Fields) -> str:
+    name = entry.text("name")
+    if name is None or not _NAME.fullmatch(name):
+        entry.refuse("name", "1 to 128 letters, digits, _ and -")
+    return name
 
 
 def read_tool_choice(fields: Fields, tools: Sequence[Tool]) -> ToolChoice:

@@ -118,6 +118,29 @@ def test_a_call_its_result_and_the_answer(client: openai.OpenAI, choice: Any) ->
     assert answers[0].usage.input_tokens > whole.usage.input_tokens
 
 
+def test_a_call_of_a_tool_in_a_namespace(client: openai.OpenAI) -> None:
+    """As Codex has tools of MCP: the call names both, and so does the conversation."""
+    namespace = {"type": "namespace", "name": "mcp__math", "description": "x", "tools": TOOLS}
+    choice = {"type": "function", "name": "add", "namespace": "mcp__math"}
+    options = seeded(tools=[namespace], tool_choice=choice, max_output_tokens=400)
+    whole: Any = client.responses.create(**options).to_dict()
+    (call,) = whole["output"]
+    assert (call["type"], call["name"], call["namespace"]) == ("function_call", "add", "mcp__math")
+    assert whole["tool_choice"] == choice
+    (described,) = whole["tools"]
+    assert (described["type"], described["name"]) == ("namespace", "mcp__math")
+    assert [tool["name"] for tool in described["tools"]] == ["add"]
+    events: list[Any] = [
+        event.to_dict() for event in client.responses.create(**options, stream=True)
+    ]
+    items = [event["item"] for event in events if "item" in event]
+    assert [(item["name"], item["namespace"]) for item in items] == [("add", "mcp__math")] * 2
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "6"}
+    told: Any = [{"role": "user", "content": INPUT}, call, result]
+    answered: Any = client.responses.create(**seeded(input=told, tools=[namespace]))
+    assert answered.usage.input_tokens > whole["usage"]["input_tokens"]
+
+
 class Sum(BaseModel):
     """Adds two digits."""
 

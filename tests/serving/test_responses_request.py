@@ -167,6 +167,35 @@ def test_tools_of_other_servers_are_left_out(caplog: pytest.LogCaptureFixture) -
         read(tools=others, tool_choice={"type": "web_search"})
 
 
+def test_tools_of_namespaces_have_names_of_their_own() -> None:
+    """They were left out with those that a provider runs itself: Codex has its MCP tools so."""
+    others = {"type": "namespace", "name": "mcp__math", "description": "sums", "tools": [TOOL]}
+    ended = {"type": "namespace", "name": "mcp__old__", "tools": [TOOL]}
+    within = [
+        {"type": "function", "function": FUNCTION | {"name": f"{name}__add"}}
+        for name in ("mcp__math", "mcp__old")
+    ]
+    call = CALL_ITEM | {"namespace": "mcp__math"}
+    named = CALL["function"] | {"name": "mcp__math__add"}  # type: ignore[operator]
+    result = {"type": "function_call_output", "call_id": "c1", "output": "2"}
+    got = read(
+        input=[SAY, call, result],
+        tools=[TOOL, others, ended],
+        tool_choice={"type": "function", "name": "add", "namespace": "mcp__old__"},
+    )
+    answer = {"role": "assistant", "content": "", "tool_calls": [CALL | {"function": named}]}
+    chat = {
+        "messages": [SAY, answer, {"role": "tool", "content": "2", "tool_call_id": "c1"}],
+        "tools": [CHAT_TOOL, *within],
+        "tool_choice": {"type": "function", "function": {"name": "mcp__old__add"}},
+    }
+    expected = read_chat_request(parse_body(json.dumps(chat).encode()), SamplingParams())
+    assert (got.messages, got.tool_choice) == (expected.messages, expected.tool_choice)
+    assert [(t.name, t.source, t.parameters) for t in got.tools] == [
+        (t.name, t.source, t.parameters) for t in expected.tools
+    ]
+
+
 @pytest.mark.parametrize(
     ("body", "part"),
     [
@@ -204,6 +233,24 @@ def test_tools_of_other_servers_are_left_out(caplog: pytest.LogCaptureFixture) -
         ({"background": True}, "'background' is not supported"),
         ({"tools": [{"type": "function"}]}, "'tools[0].name' must be 1 to 128"),
         ({"tools": [CHAT_TOOL]}, "'tools[0].name' must be 1 to 128"),
+        ({"tools": [{"type": "namespace"}]}, "'tools[0].name' must be 1 to 128"),
+        (
+            {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]},
+            "'tools[0].tools[0].name' must be 1 to 128",
+        ),
+        (
+            {"tools": [{"type": "namespace", "name": "n", "tools": [TOOL] * 100}] * 2},
+            "at most 128 tools, those of namespaces included",
+        ),
+        (
+            {
+                "tools": [
+                    {"type": "namespace", "name": "n", "tools": [TOOL]},
+                    TOOL | {"name": "n__add"},
+                ]
+            },
+            "names that differ: the model would call two 'n__add'",
+        ),
         ({"tools": [TOOL], "tool_choice": "any"}, "'tool_choice' must be"),
         (
             {"tools": [TOOL], "tool_choice": {"type": "function", "name": "x"}},
