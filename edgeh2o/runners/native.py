@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -186,16 +187,16 @@ class NativeModelFile(GgufModelFile):
         """
         core_model = _core.Model(core_config(self.config))
         kept = self._kept_weights(core_model)
-        is_mapped = kept is not None and kept.map()
-        tokenizer = self._read_weights(
-            core_model,
-            check_tensors=check_tensors,
-            on_bytes=on_bytes,
-            meanwhile=meanwhile,
-            bindings=kept.vectors if kept is not None and is_mapped else None,
-        )
-        if kept is not None and not is_mapped:
-            kept.write()
+        with nullcontext(False) if kept is None else kept.found_or_awaited() as is_mapped:
+            tokenizer = self._read_weights(
+                core_model,
+                check_tensors=check_tensors,
+                on_bytes=on_bytes,
+                meanwhile=meanwhile,
+                bindings=kept.vectors if kept is not None and is_mapped else None,
+            )
+            if kept is not None and not is_mapped:
+                kept.write()
         return NativeModel(core_model, self, tokenizer)
 
     def _kept_weights(self, core_model: _core.Model) -> KeptWeights | None:

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from .. import _core
 from ..errors import EdgeH2OError, FormatError
 from ..formats.fingerprint import fingerprint_tensors
 from ..formats.gguf import GgufFile
+from ..formats.one_at_a_time import one_at_a_time
 from ..formats.packed_file import (
     PackedTable,
     open_packed,
@@ -26,6 +28,10 @@ from ..formats.packed_file import (
     write_packed_file,
 )
 from ..models.tensors import TensorBinding
+
+LOCK_SUFFIX = ".lock"  # of the file beside, whose lock the process has that makes it
+# What is waited for: seconds, and bytes of the model per second, packed and put on the disk.
+WAIT_S, WAIT_RATE = 2.0, 250e6
 
 
 class KeptWeights:
@@ -44,6 +50,26 @@ class KeptWeights:
         self.vectors = [item for item in bindings if item.name not in names]
         self._layout = _core.packed_layout(core_model)
         self._key = self._make_key()
+
+    @contextmanager
+    def found_or_awaited(self) -> Iterator[bool]:
+        """Whether all matrices lie in the file; else they are to be packed and written meanwhile.
+
+        Another process that does so is waited for, but no longer than that should take.
+        """
+        try:
+            path = self._path
+        except EdgeH2OError:  # to be said where it is written
+            yield False
+            return
+        before = _file_state(path)
+        if self.map():
+            yield True
+            return
+        seconds = WAIT_S + sum(item.info.n_bytes for item in self._matrices) / WAIT_RATE
+        lock = path.with_suffix(LOCK_SUFFIX)
+        with one_at_a_time(lock, seconds, lambda: _file_state(path) != before):
+            yield _file_state(path) != before and self.map()
 
     def map(self) -> bool:
         """Whether all matrices lie in the file now; else they are to be packed."""
@@ -111,6 +137,15 @@ class KeptWeights:
             parts.append(repr(place).encode())
             parts.append(b"" if item.row_order is None else item.row_order.tobytes())
         return fingerprint_tensors(self._file, infos.values(), *parts)
+
+
+def _file_state(path: Path) -> tuple[int, int] | None:
+    """By which a file that was replaced differs from the one before."""
+    try:
+        state = os.stat(path)
+    except OSError:
+        return None
+    return state.st_ino, state.st_size
 
 
 def _warn(message: str) -> None:

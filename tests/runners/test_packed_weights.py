@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -9,7 +11,11 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +24,7 @@ from numpy.typing import NDArray
 from edgeh2o import LLM, SamplingParams, _core
 from edgeh2o.attention.dense import DenseConfig
 from edgeh2o.errors import UsageError
-from edgeh2o.formats import packed_file
+from edgeh2o.formats import one_at_a_time, packed_file
 from edgeh2o.formats.packed_file import open_packed
 from edgeh2o.runners import packed_weights
 from edgeh2o.runners.base import SessionShape
@@ -158,7 +164,7 @@ def test_one_byte_inside_of_a_tensor(path: Path, kept: Path) -> None:
 def test_a_model_that_changes_while_it_is_loaded_is_not_kept(path: Path, tmp_path: Path) -> None:
     with NativeModelFile(path, packed_weights=str(tmp_path / "kept")) as file:
         file.load(meanwhile=lambda: os.utime(path, ns=(1, 1)))
-    assert not (tmp_path / "kept").exists()
+    assert os.listdir(tmp_path / "kept") == []
 
 
 def test_weights_in_another_order(path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,6 +356,88 @@ def test_several_processes_at_once(path: Path, tmp_path: Path) -> None:
     assert len(set(outputs)) == 1
     assert outputs[0].endswith(" True\n")
     assert len(os.listdir(tmp_path / "kept")) == 1
+
+
+def test_the_second_of_two_takes_what_the_first_has_packed(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both packed the model and wrote the file."""
+    waits, n_written = Event(), []
+    try_lock, write = one_at_a_time._try_lock, packed_weights.write_packed_file
+
+    def note_waiting(lock: Path) -> int | None:
+        held = try_lock(lock)
+        if held is None:
+            waits.set()
+        return held
+
+    def write_late(*arguments: Any) -> None:
+        n_written.append(1)
+        assert waits.wait(60)
+        write(*arguments)
+
+    monkeypatch.setattr(one_at_a_time, "_try_lock", note_waiting)
+    monkeypatch.setattr(packed_weights, "write_packed_file", write_late)
+    monkeypatch.setattr(packed_weights, "WAIT_S", 60.0)
+
+    def load(_: int) -> NativeModel:
+        with NativeModelFile(path, packed_weights=str(tmp_path / "kept")) as file:
+            return file.load()
+
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(load, range(2))
+    assert len(n_written) == 1
+    assert sorted([_is_mapped(first), _is_mapped(second)]) == [False, True]
+    np.testing.assert_array_equal(_logits(first), _logits(second))
+    assert len(os.listdir(tmp_path / "kept")) == 1
+
+
+@pytest.mark.parametrize("fails", ["held for ever", "no locks", "a pipe", "a link", "a folder"])
+def test_a_lock_that_cannot_be_had_delays_at_most(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    _load(path, tmp_path / "kept")
+    file = _kept_file(tmp_path / "kept")
+    lock = file.with_suffix(packed_weights.LOCK_SUFFIX)
+    file.unlink()
+    with ExitStack() as stack:
+        if fails == "held for ever":
+            holder = stack.enter_context(lock.open("wb"))
+            fcntl.flock(holder, fcntl.LOCK_EX)
+            monkeypatch.setattr(packed_weights, "WAIT_S", 0.1)
+        elif fails == "no locks":
+
+            def refuse(*_: object) -> None:
+                raise OSError(errno.ENOLCK, "no locks available")
+
+            monkeypatch.setattr(one_at_a_time.fcntl, "flock", refuse)
+        elif fails == "a pipe":
+            os.mkfifo(lock)
+        elif fails == "a link":
+            lock.symlink_to(tmp_path / "elsewhere")
+        else:
+            lock.mkdir()
+        assert not _is_mapped(_load(path, tmp_path / "kept"))
+        assert _is_mapped(_load(path, tmp_path / "kept"))
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_process_that_is_killed_leaves_no_lock(path: Path, tmp_path: Path) -> None:
+    _load(path, tmp_path / "kept")
+    file = _kept_file(tmp_path / "kept")
+    file.unlink()
+    script = (
+        "import os, sys\n"
+        "from edgeh2o import LLM\n"
+        "from edgeh2o.runners import packed_weights\n"
+        "packed_weights.write_packed_file = lambda *_: os._exit(9)\n"
+        "LLM(sys.argv[1], packed_weights=sys.argv[2])\n"
+    )
+    command = [sys.executable, "-c", script, str(path), str(tmp_path / "kept")]
+    assert subprocess.run(command, check=False).returncode == 9
+    assert file.with_suffix(packed_weights.LOCK_SUFFIX).exists()
+    _load(path, tmp_path / "kept")
+    assert os.listdir(tmp_path / "kept") == [file.name]
 
 
 def test_a_mapped_file_that_is_removed_goes_on_to_serve(path: Path, kept: Path) -> None:
