@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,6 +110,10 @@ def _report_gguf(
         plan = _make_plan(config, options)
         return _describe_memory(plan, sum(sizes), mapped_bytes(sizes), estimate)
 
+    def describe_attention() -> dict[str, Any]:
+        config, bindings = read_shape()
+        return _describe_attention(config, options, sum(each.held_bytes for each in bindings))
+
     template = gguf.metadata.get(TEMPLATE_KEY)
     read_tokenizer = cache(lambda: build_tokenizer(gguf.metadata))  # it warns each time
     if options.runtime.check_tensors:
@@ -123,7 +127,7 @@ def _report_gguf(
         **({"tensor_list": _list_tensors(gguf)} if lists_tensors else {}),
         "tokenizer": _try(lambda: _describe_tokenizer(read_tokenizer())),
         "chat_template": _try(lambda: _render(template, read_tokenizer())),
-        "attention": _try(lambda: _describe_attention(read_shape()[0], options)),
+        "attention": _try(describe_attention),
         "memory_bytes": _try(estimate_memory),
     }
 
@@ -144,7 +148,7 @@ def _report_safetensors(
             **({"tensor_list": _list_tensors(converted)} if lists_tensors else {}),
             "tokenizer": _try(lambda: _describe_tokenizer(file.tokenizer)),
             "chat_template": _try(lambda: _render(file.chat_template, file.tokenizer)),
-            "attention": _try(lambda: _describe_attention(file.config, options)),
+            "attention": _try(lambda: _describe_attention(file.config, options, sizes[0])),
             "memory_bytes": _try(
                 lambda: _describe_memory(
                     _make_plan(file.config, options), *sizes, file.estimate_session_bytes
@@ -167,7 +171,9 @@ def _report_onnx(path: Path, options: ModelOptions) -> dict[str, Any]:
             **file.describe(),
             "tokenizer": _describe_tokenizer(file.tokenizer),
             "chat_template": _try(lambda: _render(file.chat_template, file.tokenizer)),
-            "attention": _try(lambda: _describe_attention(file.config, options)),
+            "attention": _try(
+                lambda: _describe_attention(file.config, options, file.n_weight_bytes)
+            ),
             "memory_bytes": _try(estimate_memory),
         }
 
@@ -264,12 +270,27 @@ def _make_plan(config: ModelConfig, options: ModelOptions) -> RunPlan:
     return RunPlan.of(config, options.attention, options.prefill, options.runtime)
 
 
-def _describe_attention(config: ModelConfig, options: ModelOptions) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _Weighed:
+    """A model that is not loaded, as ``engine.payoff`` asks for it."""
+
+    weight_bytes: int
+    shows_attention: bool
+
+
+def _describe_attention(
+    config: ModelConfig, options: ModelOptions, weight_bytes: int
+) -> dict[str, Any]:
     from ..engine.context_size import context_limit
+    from ..engine.payoff_lengths import describe_lengths
+    from ..model_config import DecoderConfig
+    from ..runners.native import can_show_attention
 
     plan = _make_plan(config, options)
+    shows = isinstance(config, DecoderConfig) and can_show_attention(config)
+    lengths = describe_lengths(plan, _Weighed(weight_bytes, shows))
     plan = plan.for_length(context_limit(plan))
-    return {**plan.attention.report(config), "chunk_size": plan.chunk_size}
+    return {**plan.attention.report(config), "chunk_size": plan.chunk_size, **lengths}
 
 
 def _describe_memory(

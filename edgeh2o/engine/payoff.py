@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ..attention.base import SparseAttentionConfig
 from ..attention.headwise import HeadwiseConfig
@@ -16,7 +16,6 @@ from ..model_config import DecoderConfig, LayerConfig
 from ..option_fields import MAX_CONTEXT
 
 if TYPE_CHECKING:
-    from .models import LoadedModel
     from .plan import RunPlan
 
 # What a multiply-add of prefill attention costs in those of quantised weights, by the type of its
@@ -50,7 +49,17 @@ LEAST_DECODE_SAVING = 0.1
 DECODE_STEP = 64
 
 
-def choose_reading(plan: RunPlan, model: LoadedModel, n_tokens: int) -> RunPlan:
+class WeighedModel(Protocol):
+    """What is asked of a model, loaded or not: see ``LoadedModel``."""
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    @property
+    def shows_attention(self) -> bool: ...
+
+
+def choose_reading(plan: RunPlan, model: WeighedModel, n_tokens: int) -> RunPlan:
     """The plan for a prompt so long: its budgets, or one that reads it dense if that is as fast.
 
     And the length from which on tokens after it read less, where that was not asked for. Settings
@@ -60,25 +69,34 @@ def choose_reading(plan: RunPlan, model: LoadedModel, n_tokens: int) -> RunPlan:
     return choose_decode(_choose_prefill(plan, model, n_tokens), model)
 
 
-def _choose_prefill(plan: RunPlan, model: LoadedModel, n_tokens: int) -> RunPlan:
-    config, plan = plan.config, plan.for_length(n_tokens)
+def _choose_prefill(plan: RunPlan, model: WeighedModel, n_tokens: int) -> RunPlan:
+    plan = plan.for_length(n_tokens)
+    if sparse_prefill_pays(plan, model, n_tokens) is False:
+        return plan.reading_all(saves_time=True).for_length(n_tokens)
+    return plan
+
+
+def sparse_prefill_pays(plan: RunPlan, model: WeighedModel, n_tokens: int) -> bool | None:
+    """Whether a prompt so long is read faster by the plan for its length than densely.
+
+    None where that is not known, or nobody asks: the plan says how it is read.
+    """
+    config = plan.config
     if plan.attention.reads_all and not model.shows_attention:
-        return plan  # it will not be known either
+        return None  # it will not be known either
     if not isinstance(config, DecoderConfig) or n_tokens <= plan.chunk_size:
-        return plan
+        return None
     reads_past = [_reads_past(layer) for layer in config.layers]
     keys = plan.settings.expected_keys(plan.attention, n_tokens, reads_past)
     if keys is None:
-        return plan
-    dense = plan.reading_all(saves_time=True).for_length(n_tokens)
+        return None
     if plan.is_on_gpu:
-        pays = not plan.gpu_rate or saves_time_on_gpu(config, plan, n_tokens, keys)
-    else:
-        pays = saves_time(config, plan.precision, n_tokens, keys, dense_precision=dense.precision)
-    return plan if pays else dense
+        return not plan.gpu_rate or saves_time_on_gpu(config, plan, n_tokens, keys)
+    dense = plan.reading_all(saves_time=True).for_length(n_tokens).precision
+    return saves_time(config, plan.precision, n_tokens, keys, dense_precision=dense)
 
 
-def choose_decode(plan: RunPlan, model: LoadedModel) -> RunPlan:
+def choose_decode(plan: RunPlan, model: WeighedModel) -> RunPlan:
     """The plan with the length from which on headwise decode saves enough of a token's time.
 
     Its policy compares every prompt with that when it has been read, so that a conversation that

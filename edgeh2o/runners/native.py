@@ -228,6 +228,11 @@ class GgufModel:
         return fingerprint_file(self._file, self._tensors)
 
 
+def can_show_attention(config: DecoderConfig) -> bool:
+    """Whether heads' errors can be measured, which is for layers with alike KV heads."""
+    return has_equal_kv_heads(config) and config.has_like_layers
+
+
 class NativeModel(GgufModel):
     """Weights in the layout of one instruction set."""
 
@@ -242,8 +247,8 @@ class NativeModel(GgufModel):
 
     @property
     def shows_attention(self) -> bool:
-        """Whether its heads' errors can be measured, which is for layers with alike KV heads."""
-        return has_equal_kv_heads(self.config) and self.config.has_like_layers
+        """Whether its heads' errors can be measured."""
+        return can_show_attention(self.config)
 
     @property
     def weight_bytes(self) -> int:

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from .._version import __version__
+from ..engine.payoff_lengths import describe_lengths
 from .admission import Admission
 from .api_error import ApiError
 from .http_body import read_body
@@ -38,6 +39,7 @@ class Descriptions:
         self._engine, self._settings = engine, settings
         self._admission, self._metrics = admission, metrics
         self._started_at = int(time.time())
+        self._lengths = describe_lengths(engine.pool.plan, engine.pool.model.model)
 
     def routes(self, guard: Callable[[Handler], Handler]) -> list[Route]:
         """The paths; ``guard`` is around every handler."""
@@ -75,7 +77,7 @@ class Descriptions:
             "parallel": self._settings.parallel,
             "version": __version__,
             "has_chat_template": isinstance(template, str),
-            "attention": plan.report()["attention"],
+            "attention": {**plan.report()["attention"], **self._lengths},
         }
         of_llama_server = describe_server(
             model=self._settings.model_name,

@@ -59,6 +59,9 @@ def test_inspect_shows_the_budget_of_the_context(
         report = json.loads(capsys.readouterr().out)
         budgets.append(report["attention"]["budget"])
         scores.append(report["memory_bytes"])
+        lengths = report["attention"].get("prompts", "")
+        assert lengths.startswith("sparse in contexts of") == (context != ("-c", "100"))
+        assert report["attention"]["generated_tokens"] == "read everything"
     assert budgets == [1152, 768, 512]
     # What a session of that length allocates.
     with LLM(path, attention=HeadwiseConfig(budget_table=str(tmp_path / "tiny.json"))) as llm:
@@ -121,7 +124,8 @@ def test_inspect_takes_the_budgets_of_the_model(
     assert main(["inspect", *flags]) == 0
     inspected = json.loads(capsys.readouterr().out)
     assert inspected["attention"]["table"] == "cache"
-    assert inspected["attention"] == run["attention"] | {"chunk_size": run["chunk_size"]}
+    expected = run["attention"] | {"chunk_size": run["chunk_size"]}
+    assert inspected["attention"] == expected | {"generated_tokens": "read everything"}
     for purpose in ("kv_cache", "activations", "scratch", "scores"):
         assert inspected["memory_bytes"][purpose] == run["memory_bytes"][purpose]
 

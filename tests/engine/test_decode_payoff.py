@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeh2o import LLM, HeadwiseConfig, PrefillConfig, SamplingParams
+from edgeh2o import LLM, H2OConfig, HeadwiseConfig, PrefillConfig, SamplingParams
+from edgeh2o.attention.base import SparseAttentionConfig
 from edgeh2o.attention.budget_table import write_table
 from edgeh2o.attention.decode_quality import DecodeQuality
 from edgeh2o.attention.headwise_settings import DECODE_FROM, DECODES_ALL
@@ -18,6 +19,7 @@ from edgeh2o.config import RuntimeConfig
 from edgeh2o.engine import payoff
 from edgeh2o.engine.calibration import LEVELS
 from edgeh2o.engine.payoff import choose_decode, choose_reading, count_weight_bytes, decode_saving
+from edgeh2o.engine.payoff_lengths import describe_lengths
 from edgeh2o.engine.plan import RunPlan
 from edgeh2o.engine.saved_plan import fingerprint_of, plan_of_fingerprint
 from edgeh2o.model_config import DecoderConfig
@@ -139,6 +141,22 @@ def test_the_length_is_the_first_that_saves_enough(path: Path, switches: Headwis
         assert saving(least.decode_from - payoff.DECODE_STEP) < payoff.LEAST_DECODE_SAVING
 
 
+def test_the_length_is_said_in_words(path: Path, switches: HeadwiseConfig) -> None:
+    with LLM(path) as llm:
+
+        def said(attention: SparseAttentionConfig, **runtime: object) -> str | None:
+            plan = plan_of(llm, attention, **runtime)
+            return describe_lengths(plan, llm.model).get("generated_tokens")
+
+        assert str(said(switches)).startswith(f"read less of prompts of {SWITCH:,} tokens and more")
+        beyond = f"read everything: less would pay from {SWITCH:,} tokens on, beyond the context"
+        assert said(switches, context_size=SWITCH - 64) == beyond
+        asked = replace(switches, decode_attention="headwise")
+        assert said(asked) == f"read less of prompts of {DECODE_FROM:,} tokens and more"
+        assert said(replace(switches, decode_attention="dense")) is None
+        assert said(H2OConfig()) is None
+
+
 def test_what_never_pays_takes_no_memory(
     path: Path, by_table: HeadwiseConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +165,8 @@ def test_what_never_pays_takes_no_memory(
         plan = choose_decode(plan_of(llm, by_table), llm.model)
         assert plan.attention.decode_rows(4096) is None
         assert plan.attention.report(llm.config, 4096).get("decode") is None
+        said = describe_lengths(plan_of(llm, by_table), llm.model)
+        assert said["generated_tokens"] == "read everything"
 
 
 def test_what_was_asked_for_stays(path: Path, switches: HeadwiseConfig) -> None:

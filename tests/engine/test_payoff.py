@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from edgeh2o.attention.head_budgets import TOO_SHORT, UNKNOWN, keys_per_query
 from edgeh2o.config import RuntimeConfig
 from edgeh2o.engine import payoff
 from edgeh2o.engine.calibration import LEVELS
+from edgeh2o.engine.context_size import CONTEXT_STEP
 from edgeh2o.engine.payoff import choose_reading, count_products, saves_time
+from edgeh2o.engine.payoff_lengths import describe_lengths
 from edgeh2o.engine.plan import RunPlan
 from edgeh2o.model_config import DecoderConfig
 from tests.budget_tables import harmless_table
@@ -100,6 +103,32 @@ def test_a_gpu_counts_what_it_waits_for(
     monkeypatch.setattr(payoff, "count_products", lambda config: (0.97e9, 16 * 32 * 128))
     chosen = choose_reading(replace(plan, config=config), model, n_tokens)
     assert (chosen.attention.source != TOO_SHORT) == is_sparse
+
+
+def test_the_length_from_which_prompts_are_sparse_is_said(path: Path, table: str) -> None:
+    attention = HeadwiseConfig(budget_table=table)
+    with LLM(path) as llm:
+        model = llm.model
+
+        def plan_of(attention: HeadwiseConfig, context_size: int | None = None) -> RunPlan:
+            runtime = RuntimeConfig(context_size=context_size)
+            return RunPlan.of(llm.config, attention, PrefillConfig(), runtime)
+
+        def is_dense(n_tokens: int) -> bool:
+            return choose_reading(plan_of(attention), model, n_tokens).attention.reads_all
+
+        said = describe_lengths(plan_of(attention), model)["prompts"]
+        found = re.match(r"sparse in contexts of ([\d,]+) tokens and more: ", said)
+        assert found, said
+        least = int(found[1].replace(",", ""))
+        assert is_dense(least - CONTEXT_STEP) and not is_dense(least)
+        fewer = least - CONTEXT_STEP
+        short = describe_lengths(plan_of(attention, fewer), model)["prompts"]
+        expected = f"read everything up to {fewer:,} tokens: less would save under 8 % of the time"
+        assert short == expected
+        unknown = describe_lengths(plan_of(HeadwiseConfig()), model)["prompts"]
+        assert "once the model is profiled" in unknown
+        assert "prompts" not in describe_lengths(plan_of(HeadwiseConfig(budget=64)), model)
 
 
 def test_short_prompts_are_dense_and_long_ones_sparse(path: Path, table: str) -> None:

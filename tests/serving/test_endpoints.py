@@ -44,6 +44,8 @@ def test_what_it_is(server: RunningServer) -> None:
     # What clients of llama-server look for.
     assert properties["default_generation_settings"]["n_ctx"] == 8192
     assert (properties["total_slots"], properties["model_alias"]) == (4, model["id"])
+    assert "tokens" in properties["attention"]["prompts"]
+    assert properties["attention"]["generated_tokens"] == "read everything"
     assert bool(properties["chat_template"]) == properties["has_chat_template"]
     assert fetch(server, "/health").json() == {"status": "ok"}
 
