@@ -14,10 +14,11 @@ from ..host import memory
 from ..rope_config import ROPE_OF_FILE
 from ..runners.base import SessionShape
 from .context_size import CONTEXT_STEP, context_limit, least_context, memory_cures
+from .models import device_memory_left
 
 if TYPE_CHECKING:
     from ..runners.base import Runner
-    from .models import LoadedModel, ModelFile
+    from .models import DescribedModel, LoadedModel, ModelFile
     from .plan import RunPlan
 
 # Left to the interpreter and its libraries when memory is counted, and the rest of it for a context
@@ -48,7 +49,8 @@ def check_load(
     context = least_context(plan)
     sizes = host_sizes(plan.for_length(context), plan.shape(context), estimate)
     if plan.context_size is None:
-        largest = find_largest_context(context, sizes, room)
+        on_device = _find_largest_on_device(plan, file, context, file.n_weight_bytes)
+        largest = min(find_largest_context(context, sizes, room), on_device)
         if 0 < largest < context:
             return replace(plan, most_context=largest)
     require_fit(context, sizes, room, weight_bytes=weight_bytes)
@@ -73,6 +75,7 @@ def limit_to_memory(plan: RunPlan, model: LoadedModel) -> RunPlan:
     limit = context_limit(plan)
     sizes = host_sizes(plan.for_length(limit), plan.shape(limit), model.estimate_session_bytes)
     largest = find_largest_context(limit, sizes, find_room(plan.threads))
+    largest = min(largest, _find_largest_on_device(plan, model, limit))
     if largest >= limit:
         return plan
     return replace(plan, most_context=max(largest, least_context(plan)))
@@ -92,8 +95,11 @@ def fit_context(
 ) -> int:
     """``context``, or as much of it from ``least`` on as fits once ``freed_bytes`` more are free.
 
-    Raises ResourceError where not even that does.
+    Raises ResourceError where not even that does. A GPU is looked at once they are: its part of
+    them is not known, and a session that it does not hold is refused as it starts.
     """
+    if not freed_bytes:
+        context = max(least, _find_largest_on_device(plan, model, context))
     try:
         check_start(plan, model, plan.shape(context), freed_bytes)
     except ResourceError:
@@ -107,6 +113,19 @@ def fit_context(
             return least
         return largest
     return context
+
+
+def _find_largest_on_device(
+    plan: RunPlan, model: DescribedModel, most: int, weight_bytes: int = 0
+) -> int:
+    """As ``find_largest_context``, of a GPU's own memory beside weights; ``most`` without one."""
+    left = device_memory_left(model)
+    if left is None:
+        return most
+    sizes = session_sizes(
+        plan.for_length(most), plan.shape(most), _of_device(model.estimate_session_bytes)
+    )
+    return find_largest_context(most, sizes, left - weight_bytes)
 
 
 def check_start(
@@ -151,6 +170,13 @@ def _of_host(estimate: SessionEstimate) -> SessionEstimate:
     from ..runners.cuda import on_host
 
     return lambda attention, shape: on_host(estimate(attention, shape))
+
+
+def _of_device(estimate: SessionEstimate) -> SessionEstimate:
+    """What a session on a GPU takes of the GPU."""
+    from ..runners.cuda import on_device
+
+    return lambda attention, shape: on_device(estimate(attention, shape))
 
 
 def find_room(

@@ -91,6 +91,12 @@ def may_write_later(model: LoadedModel) -> bool:
     return bool(getattr(model, "writes_rows_later", False)) and not memory.counts_when_allocated()
 
 
+def device_memory_left(model: DescribedModel) -> int | None:
+    """Bytes of a GPU's own memory that are left, None where sessions take the host's alone."""
+    left = getattr(model, "device_memory_left", None)
+    return None if left is None else left()
+
+
 def mapped_weight_bytes(model: LoadedModel) -> int:
     """Bytes of the weights that lie in a file, which the system may drop and read again."""
     return int(getattr(model, "mapped_weight_bytes", 0))

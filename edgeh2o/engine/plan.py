@@ -70,12 +70,12 @@ class RunPlan:
     ``settings`` is the attention as asked for, ``attention`` what it is for this model: its budgets
     are looked up here and nowhere else. ``prefill`` is as asked for too; its chunks may be left
     open. ``context_size`` is what ``RuntimeConfig`` says, ``most_context`` the positions that
-    memory holds where nobody says it and those of a short prompt are too many, ``cache_type`` its
-    ``cache_types``, ``precision`` that of the products of prefill attention, one of
-    ``precisions``; ``device`` says where the model computes, and ``has_device_memory`` that this
-    takes no memory of the host: models on it check their own. ``gpu_rate`` is how fast a GPU is
-    (``cuda.devices.product_rate``), 0 if that is not known. ``rope`` is what the rotary embedding
-    has other than the file says.
+    memory holds where nobody says it and those of a short prompt, or of a server all that the model
+    was trained on, are too many, ``cache_type`` its ``cache_types``,
+    ``precision`` that of the products of prefill attention, one of ``precisions``; ``device`` says
+    where the model computes, and ``has_device_memory`` that this takes no memory of the host.
+    ``gpu_rate`` is how fast a GPU is (``cuda.devices.product_rate``), 0 if that is not known.
+    ``rope`` is what the rotary embedding has other than the file says.
     """
 
     config: ModelConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from ..cuda.devices import require_memory
+from ..cuda.devices import memory_left, require_memory
 from ..errors import UsageError
 from ..rope_config import ROPE_OF_FILE, RopeConfig
 from .base import SessionShape
@@ -51,6 +51,10 @@ class CudaModelFile(GgufModelFile):
         """Bytes by purpose that a session would take of the GPU and of the host."""
         return estimate_session_bytes(self.config, attention, shape)
 
+    def device_memory_left(self) -> int | None:
+        """See ``engine.models.device_memory_left``."""
+        return memory_left(self._device)
+
     def load(
         self,
         *,
@@ -82,6 +86,10 @@ class CudaModel(GgufModel):
     ) -> None:
         super().__init__(file, tokenizer)
         self._core_model, self._device = core_model, device
+
+    def device_memory_left(self) -> int | None:
+        """See ``engine.models.device_memory_left``."""
+        return memory_left(self._device)
 
     @property
     def weight_bytes(self) -> int:

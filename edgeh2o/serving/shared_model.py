@@ -8,7 +8,7 @@ from weakref import ref
 
 from .. import _core
 from ..engine.full_context import check_eviction
-from ..engine.models import mapped_weight_bytes
+from ..engine.models import device_memory_left, mapped_weight_bytes
 from .call_grid import CallGrid
 from .scheduler import Scheduler
 from .shared_runner import SHARED_PARTS, SharedRunner
@@ -78,6 +78,10 @@ class SharedModel:
     @property
     def weight_bytes(self) -> int:
         return self.model.weight_bytes
+
+    def device_memory_left(self) -> int | None:
+        """As ``engine.models`` has it."""
+        return device_memory_left(self.model)
 
     @property
     def mapped_weight_bytes(self) -> int:

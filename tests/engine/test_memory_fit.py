@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from edgeh2o.engine.memory_fit import RESERVE_BYTES, check_load
+from edgeh2o.engine.memory_fit import RESERVE_BYTES, check_load, fit_context, limit_to_memory
 from edgeh2o.errors import ResourceError
 from edgeh2o.host import memory
 from edgeh2o.runners.base import SessionShape
@@ -66,6 +67,46 @@ def test_refusal_when_no_context_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "binding_limit", str)
     with pytest.raises(ResourceError, match="no context fits: free memory"):
         _require_fit(4096)
+
+
+def _on_device(left: int | None, weight_bytes: int = 0) -> Any:
+    """A model on a GPU, whose sessions take 4 bytes of the host per position."""
+
+    def estimate(attention: object, shape: SessionShape) -> dict[str, int]:
+        return {**_estimate(attention, shape), "staging": 4 * shape.max_context}
+
+    return SimpleNamespace(
+        estimate_session_bytes=estimate,
+        n_weight_bytes=weight_bytes,
+        n_mapped_bytes=0,
+        device_memory_left=lambda: left,
+    )
+
+
+def test_a_context_that_nobody_named_is_what_a_gpu_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the host was looked at, and the first prompt refused for the 4,096 of any prompt."""
+    plan = replace(make_plan(context_size=None), has_device_memory=True)
+    room = 50_000_000 + 1000 * 1600
+    monkeypatch.setattr(memory, "available_bytes", lambda: 2**30)
+    assert check_load(plan, _on_device(room)).most_context == 1536
+    assert check_load(plan, _on_device(room + 7_000_000, 7_000_000)).most_context == 1536
+    assert check_load(plan, _on_device(None)) == plan  # one that shares the host's memory
+    assert check_load(plan, _on_device(room + 1000 * 4096)) == plan
+    assert limit_to_memory(plan, _on_device(room + 1000 * 4096)).most_context == 5632
+    assert limit_to_memory(plan, _on_device(room + 1000 * 8192)) == plan
+    # The least of both.
+    monkeypatch.setattr(memory, "available_bytes", lambda: RESERVE_BYTES + 4 * 1300)
+    assert check_load(plan, _on_device(room)).most_context == 1280
+
+
+def test_a_session_is_as_long_as_a_gpu_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = replace(make_plan(context_size=None), has_device_memory=True)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 2**30)
+    model = _on_device(50_000_000 + 1000 * 5000)
+    assert fit_context(plan, model, 8192, 1000) == 4864
+    assert fit_context(plan, model, 8192, 6000) == 6000  # which its start refuses
+    assert fit_context(plan, model, 4096, 1000) == 4096
+    assert fit_context(plan, model, 8192, 1000, freed_bytes=1) == 8192
 
 
 def test_a_context_that_nobody_named_is_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
