@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -39,7 +40,6 @@ class Descriptions:
         self._engine, self._settings = engine, settings
         self._admission, self._metrics = admission, metrics
         self._started_at = int(time.time())
-        self._lengths = describe_lengths(engine.pool.plan, engine.pool.model.model)
 
     def routes(self, guard: Callable[[Handler], Handler]) -> list[Route]:
         """The paths; ``guard`` is around every handler."""
@@ -66,6 +66,11 @@ class Descriptions:
 
     async def _show_metrics(self, _: Request) -> Response:
         return Response(self._metrics.render(), media_type=CONTENT_TYPE)
+
+    @cached_property
+    def _lengths(self) -> Mapping[str, str]:
+        """Once it is asked for: it may take as long as 60 ms."""
+        return describe_lengths(self._engine.pool.plan, self._engine.pool.model.model)
 
     async def _props(self, _: Request) -> Response:
         pool = self._engine.pool
