@@ -109,7 +109,9 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
 
 std::vector<LayerKeeps> DecoderConfig::keeps() const {
   std::vector<LayerKeeps> result;
-  for (const LayerSpec& layer : layers) result.push_back({layer.heads, layer.n_recurrent(model_dim)});
+  for (const LayerSpec& layer : layers) {
+    result.push_back({layer.heads, layer.n_recurrent(model_dim), layer.window > 0});
+  }
   return result;
 }
 

@@ -76,11 +76,11 @@ size_t DecodeAttention::scratch_bytes(const AttentionPlan& plan, size_t n_thread
 }
 
 size_t DecodeAttention::HeadKeys::n_ranges() const {
-  return ceil_div(rows ? rows->n_rows : 0, kRangeKeys) + ceil_div(n_keys, kRangeKeys);
+  return ceil_div(n_rows, kRangeKeys) + ceil_div(n_keys, kRangeKeys);
 }
 
 DecodeAttention::Range DecodeAttention::range(const HeadKeys& keys, size_t range_idx) {
-  const size_t n_rows = keys.rows ? keys.rows->n_rows : 0, n_of_rows = ceil_div(n_rows, kRangeKeys);
+  const size_t n_rows = keys.n_rows, n_of_rows = ceil_div(n_rows, kRangeKeys);
   const bool is_of_rows = range_idx < n_of_rows;
   const size_t first = (is_of_rows ? range_idx : range_idx - n_of_rows) * kRangeKeys,
                end = is_of_rows ? n_rows : keys.n_keys;
@@ -88,13 +88,16 @@ DecodeAttention::Range DecodeAttention::range(const HeadKeys& keys, size_t range
 }
 
 void DecodeAttention::set_memory(size_t token, size_t kv_head, const MemorySet& memory, size_t position,
-                                 const LayerKv& kv) {
+                                 const LayerKv& kv, const PromptMemory::Rows* copy) {
   EH2O_DASSERT(token < kMaxDecodeTokens && memory.synthetic.count <= plan_.needs.max_decode_synthetic);
   EH2O_DASSERT(memory.positions != nullptr || memory.range.end == position);
   const size_t n_keys = memory.n_positions() + 1;
-  keys_[kv_head * kMaxDecodeTokens + token] = {
-      nullptr, memory.positions, memory.positions ? 0 : position + 1 - n_keys, n_keys, position};
-  if (memory.synthetic.count == 0) return;
+  HeadKeys& keys = keys_[kv_head * kMaxDecodeTokens + token];
+  keys = {nullptr, memory.positions, memory.positions ? 0 : position + 1 - n_keys, n_keys, position};
+  if (memory.synthetic.count == 0) {
+    if (copy) read_copy(*copy, keys);
+    return;
+  }
   const AttentionHeads& heads = plan_.shape.heads;
   const SyntheticRows& given = memory.synthetic;
   PromptMemory::Rows& rows = synthetic_[kv_head];
@@ -106,13 +109,31 @@ void DecodeAttention::set_memory(size_t token, size_t kv_head, const MemorySet& 
     plan_.table.store_kv_row_f32(rows.v.type, rows.v.row(i), given.v + i * heads.value_dim, heads.value_dim);
   }
   std::copy_n(given.biases, given.count, rows.biases);
-  keys_[kv_head * kMaxDecodeTokens + token].rows = &rows;
+  keys.rows = &rows;
+  keys.n_rows = rows.n_rows;
+}
+
+// Where what follows the copy is read without a gap.
+void DecodeAttention::read_copy(const PromptMemory::Rows& copy, HeadKeys& keys) {
+  const int32_t* const listed = keys.positions;
+  if (listed == nullptr) {
+    if (keys.begin == 0) keys.rows = &copy, keys.n_rows = copy.n_rows;
+  } else {
+    const int32_t* const end = listed + keys.n_keys - 1;
+    const auto n =
+        static_cast<size_t>(std::lower_bound(listed, end, static_cast<int32_t>(copy.n_rows)) - listed);
+    if (keys.n_keys - n == keys.position + 1 - copy.n_rows) {
+      keys.rows = &copy, keys.n_rows = n, keys.listed_rows = listed, keys.positions = nullptr;
+    }
+  }
+  if (keys.rows) keys.begin = copy.n_rows, keys.n_keys = keys.position + 1 - copy.n_rows;
 }
 
 void DecodeAttention::set_memory(size_t token, size_t kv_head, const PromptMemory::Rows& rows, size_t begin,
                                  size_t position) {
   EH2O_DASSERT(token < kMaxDecodeTokens && begin <= position && rows.n_rows <= begin);
-  keys_[kv_head * kMaxDecodeTokens + token] = {&rows, nullptr, begin, position + 1 - begin, position};
+  keys_[kv_head * kMaxDecodeTokens + token] = {&rows,    nullptr, begin,      position + 1 - begin,
+                                               position, nullptr, rows.n_rows};
 }
 
 void DecodeAttention::set_positions(size_t token, size_t kv_head, const int32_t* positions, size_t n) {
@@ -127,10 +148,10 @@ size_t DecodeAttention::count_alike(size_t kv_head, size_t token, size_t n_token
   const HeadKeys& first = keys(kv_head, token);
   const size_t n_keys = range(first, range_idx).n_keys;
   size_t end = token + 1;
-  if (n_keys < kRangeKeys || first.positions != nullptr) return 1;
+  if (n_keys < kRangeKeys) return 1;
   for (; end < n_tokens; ++end) {
     const HeadKeys& other = keys(kv_head, end);
-    if (other.positions || other.rows != first.rows || other.begin != first.begin) break;
+    if (!other.reads_like(first)) break;
     if (range(other, range_idx).n_keys != n_keys) break;
   }
   return end - token;
@@ -158,38 +179,48 @@ AttentionTile DecodeAttention::range_result(const Round& round, size_t kv_head, 
 }
 
 size_t DecodeAttention::bytes_read(size_t n_tokens, const LayerKv& kv) const {
-  size_t n_rows = 0;
+  const auto row_bytes = [&](const KvRows& k, const KvRows& v) {
+    return kv_row_bytes(k.type, k.head_dim) +
+           (plan_.shape.heads.values_are_keys ? 0 : kv_row_bytes(v.type, v.head_dim));
+  };
+  const size_t bytes_of_cached = row_bytes(kv.k_head0, kv.v_head0);
+  size_t n_bytes = 0;
   for (size_t head = 0; head < plan_.shape.heads.n_kv_heads; ++head) {
     for (size_t token = 0; token < n_tokens; ++token) {
       const HeadKeys& read = keys(head, token);
       const HeadKeys* before = token > 0 ? &keys(head, token - 1) : nullptr;
-      const bool shares = before && !read.positions && !before->positions && read.rows == before->rows &&
-                          read.begin == before->begin;
-      n_rows += shares ? read.n_keys - std::min(read.n_keys, before->n_keys)
-                       : read.n_keys + (read.rows ? read.rows->n_rows : 0);
+      const bool shares = before && read.reads_like(*before);
+      n_bytes += (read.n_keys - (shares ? std::min(read.n_keys, before->n_keys) : 0)) * bytes_of_cached;
+      if (read.rows && !shares) n_bytes += read.n_rows * row_bytes(read.rows->k, read.rows->v);
     }
   }
-  const bool is_one_row = plan_.shape.heads.values_are_keys;
-  return n_rows * (kv_row_bytes(kv.k_head0.type, kv.k_head0.head_dim) +
-                   (is_one_row ? 0 : kv_row_bytes(kv.v_head0.type, kv.v_head0.head_dim)));
+  return n_bytes;
 }
 
 // Whether every kNeighbourRows of the listed positions are neighbours, as pages are: such rows are read in
 // place.
 bool DecodeAttention::lies_in_pages(const HeadKeys& keys, const Range& range) {
   const size_t end = range.first + range.n_keys;
-  if (keys.positions == nullptr || range.n_keys % kNeighbourRows != 0 || end >= keys.n_keys) return false;
+  const int32_t* const listed = range.is_of_rows ? keys.listed_rows : keys.positions;
+  if (listed == nullptr || range.n_keys % kNeighbourRows != 0) return false;
+  if (!range.is_of_rows && end >= keys.n_keys) return false;  // has the token's own
   constexpr size_t kLast = kNeighbourRows - 1;
   for (size_t i = range.first; i < end; i += kNeighbourRows) {
-    if (keys.positions[i + kLast] - keys.positions[i] != int32_t{kLast}) return false;
+    if (listed[i + kLast] - listed[i] != int32_t{kLast}) return false;
   }
   return true;
 }
 
+// Whether a range is read where it lies.
+bool DecodeAttention::is_in_place(const HeadKeys& keys, const Range& range) {
+  return (range.is_of_rows ? keys.listed_rows : keys.positions) == nullptr || lies_in_pages(keys, range);
+}
+
 // Listed positions as runs of rows that lie one after another in the cache; returns their number.
 size_t DecodeAttention::find_runs(const HeadKeys& keys, const Range& range, Run* runs) {
-  const size_t end = range.first + range.n_keys,
-               n_listed = std::min(end, keys.n_keys - 1);  // without its own
+  const bool has_own = !range.is_of_rows && range.first + range.n_keys == keys.n_keys;
+  const int32_t* const listed = range.is_of_rows ? keys.listed_rows : keys.positions;
+  const size_t end = range.first + range.n_keys - has_own;
   size_t n_runs = 0;
   const auto append = [&](size_t position) {
     if (n_runs > 0 && runs[n_runs - 1].first + runs[n_runs - 1].n_rows == position) {
@@ -198,8 +229,8 @@ size_t DecodeAttention::find_runs(const HeadKeys& keys, const Range& range, Run*
       runs[n_runs++] = {position, 1};
     }
   };
-  for (size_t i = range.first; i < n_listed; ++i) append(static_cast<size_t>(keys.positions[i]));
-  if (end == keys.n_keys) append(keys.position);
+  for (size_t i = range.first; i < end; ++i) append(static_cast<size_t>(listed[i]));
+  if (has_own) append(keys.position);
   return n_runs;
 }
 
@@ -231,17 +262,15 @@ void DecodeAttention::copy_runs(const Run* runs, size_t n_runs, const KvRows& k,
 DecodeAttention::Rows DecodeAttention::find_rows(const HeadKeys& keys, const Range& range, const LayerKv& kv,
                                                  size_t kv_head, uint8_t* gathered) const {
   const bool is_one_row = plan_.shape.heads.values_are_keys;
-  if (range.is_of_rows) {
-    const uint8_t* k = keys.rows->k.row(range.first);
-    return {k, is_one_row ? k : keys.rows->v.row(range.first)};
-  }
-  const KvRows k = kv.k(kv_head), v = kv.v(kv_head);
-  if (keys.positions == nullptr) {
-    const size_t first = keys.begin + range.first;
+  const KvRows k = range.is_of_rows ? keys.rows->k : kv.k(kv_head),
+               v = range.is_of_rows ? keys.rows->v : kv.v(kv_head);
+  const int32_t* const listed = range.is_of_rows ? keys.listed_rows : keys.positions;
+  if (listed == nullptr) {
+    const size_t first = range.first + (range.is_of_rows ? 0 : keys.begin);
     return {k.row(first), is_one_row ? k.row(first) : v.row(first)};
   }
   if (lies_in_pages(keys, range)) {
-    return {k.row(0), is_one_row ? k.row(0) : v.row(0), keys.positions + range.first};
+    return {k.row(0), is_one_row ? k.row(0) : v.row(0), listed + range.first};
   }
   Run runs[kRangeKeys];
   const size_t n_runs = find_runs(keys, range, runs);
@@ -301,7 +330,7 @@ void DecodeAttention::run(MatView<const float> q, const LayerKv& kv, MatView<flo
 bool DecodeAttention::lists_all(size_t n_tokens) const {
   for (size_t head = 0; head < plan_.shape.heads.n_kv_heads; ++head) {
     for (size_t token = 0; token < n_tokens; ++token) {
-      if (keys(head, token).positions == nullptr) return false;
+      if (!keys(head, token).is_listed()) return false;
     }
   }
   return true;
@@ -337,10 +366,9 @@ void DecodeAttention::attend(const Round& round, const LayerKv& kv, bool keeps_w
         n_alike = count_alike(kv_head, token, end_token, range_idx);
         const HeadKeys& read = keys(kv_head, token);
         const Range now = range(read, range_idx), next = range(read, range_idx + 1);
-        const bool is_next_adjacent =
-            item + 1 < std::min(end, range_ends_[i]) && next.is_of_rows == now.is_of_rows &&
-            token + n_alike == end_token &&
-            (read.positions == nullptr || (lies_in_pages(read, now) && lies_in_pages(read, next)));
+        const bool is_next_adjacent = item + 1 < std::min(end, range_ends_[i]) &&
+                                      next.is_of_rows == now.is_of_rows && token + n_alike == end_token &&
+                                      is_in_place(read, now) && is_in_place(read, next);
         attend_range(round, kv, kv_head, range_idx, token, n_alike, is_next_adjacent ? next.n_keys : 0,
                      keeps_weights ? summed_weights(kv_head, range_idx, token)
                                    : weights_ + thread * kMaxDecodeTokens * group_size() * kRangeKeys,
@@ -360,9 +388,11 @@ void DecodeAttention::attend_range(const Round& round, const LayerKv& kv, size_t
   const Rows rows = find_rows(read, now, kv, kv_head, gathered);
   AttentionTile tile = range_result(round, kv_head, range_idx, token, n_alike);
   tile.weights = weights;
-  plan_.table.attention_rows_f32(kv.k_head0.type, kv.v_head0.type, tile, rows.k, rows.v, rows.positions,
-                                 now.n_keys, now.is_of_rows ? read.rows->biases + now.first : nullptr,
-                                 n_next);
+  const auto [k_type, v_type] = now.is_of_rows ? CacheTypes{read.rows->k.type, read.rows->v.type}
+                                               : CacheTypes{kv.k_head0.type, kv.v_head0.type};
+  plan_.table.attention_rows_f32(
+      k_type, v_type, tile, rows.k, rows.v, rows.positions, now.n_keys,
+      now.is_of_rows && read.rows->biases ? read.rows->biases + now.first : nullptr, n_next);
 }
 
 // The results of a round to those before, in order.

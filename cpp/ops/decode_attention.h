@@ -33,7 +33,9 @@ class DecodeAttention {
 
   // What the KV head reads for a token before that token's own `position`. Synthetic rows, at most as many as
   // the policy needs, are stored as the cache kv stores rows; the KV head's later ones take their place.
-  void set_memory(size_t token, size_t kv_head, const MemorySet& memory, size_t position, const LayerKv& kv);
+  // copy: of the first rows of the cache, which are then read from there, or null.
+  void set_memory(size_t token, size_t kv_head, const MemorySet& memory, size_t position, const LayerKv& kv,
+                  const PromptMemory::Rows* copy = nullptr);
   // Or these rows, and all positions from `begin` on.
   void set_memory(size_t token, size_t kv_head, const PromptMemory::Rows& rows, size_t begin,
                   size_t position);
@@ -51,13 +53,20 @@ class DecodeAttention {
   void run(MatView<const float> q, const LayerKv& kv, MatView<float> out, KeySums sums = {}) const;
 
  private:
-  // The keys that a KV head reads for a token: gathered rows, if there are any, and then positions, a range
-  // or a list and the token's own. Both parts begin with a range of their own.
+  // The keys that a KV head reads for a token: gathered or copied rows, if there are any, all or those
+  // listed, and then positions, a range or a list and the token's own. Both parts begin with a range of their
+  // own.
   struct HeadKeys {
     const PromptMemory::Rows* rows;
     const int32_t* positions;
     size_t begin, n_keys, position;
+    const int32_t* listed_rows = nullptr;
+    size_t n_rows = 0;  // of `rows` or of the list
     size_t n_ranges() const;
+    bool is_listed() const { return positions || listed_rows; }
+    bool reads_like(const HeadKeys& other) const {
+      return !is_listed() && !other.is_listed() && rows == other.rows && begin == other.begin;
+    }
   };
   // Keys [first, first + n_keys) of one of the parts; beyond the last range n_keys is 0.
   struct Range {
@@ -79,6 +88,7 @@ class DecodeAttention {
     const int32_t* positions = nullptr;
   };
   static Range range(const HeadKeys& keys, size_t range_idx);
+  static void read_copy(const PromptMemory::Rows& copy, HeadKeys& keys);
 
   size_t group_size() const { return plan_.shape.heads.group_size(); }
   const HeadKeys& keys(size_t kv_head, size_t token) const {
@@ -96,6 +106,7 @@ class DecodeAttention {
   float* summed_weights(size_t kv_head, size_t range_idx, size_t token) const;
   void add_weights(const Round& round, size_t kv_head, size_t range_idx, float* sums) const;
   static bool lies_in_pages(const HeadKeys& keys, const Range& range);
+  static bool is_in_place(const HeadKeys& keys, const Range& range);
   static size_t find_runs(const HeadKeys& keys, const Range& range, Run* runs);
   static void copy_runs(const Run* runs, size_t n_runs, const KvRows& k, const KvRows* v, uint8_t* k_out,
                         uint8_t* v_out);

@@ -38,7 +38,8 @@ void DecodeCall::run(MatView<const float> q, const LayerKv& kv, size_t position,
                                            : MemorySet::all_seen(own, window);
       EH2O_DASSERT(memory.is_valid(own) && (memory.positions || memory.synthetic.count == 0));
       if (reads) note_read(kv_head, nullptr, memory, own);
-      attention.set_memory(token - first, kv_head, memory, own, kv);
+      const PromptMemory::Rows* copy = has_policy && sums.data == nullptr ? prompt.copy(kv_head) : nullptr;
+      attention.set_memory(token - first, kv_head, memory, own, kv, copy);
       return memory.positions != nullptr;
     };
     const size_t n_kv_heads = plan.shape.heads.n_kv_heads;

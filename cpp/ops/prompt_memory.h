@@ -15,14 +15,18 @@ namespace edgeh2o {
 
 class PromptMemory {
  public:
-  // Of one KV head, in the types of the cache.
+  // Of one KV head, in the types of `row_type`.
   struct Rows {
     KvRows k, v;
     float* biases = nullptr;       // [capacity] natural logarithms added to the logits
     int32_t* positions = nullptr;  // [n_listed] of the rows that are not synthetic, for inspection
     size_t capacity = 0, n_rows = 0, n_listed = 0;
-    bool is_chosen = false;  // else the whole prompt is read
+    bool is_chosen = false;  // else the whole prompt is read, or a choice of every token
   };
+
+  // How rows are kept that the cache has as `cached`: f16 takes twice the memory of q8_0, by which no kind of
+  // text loses much (docs/quality.md).
+  static CacheType row_type(CacheType cached, size_t head_dim);
 
   // Takes its memory from the arena, which may still be counting. is_used: the policy's ends_prompts;
   // kv_shape: its slots in decode; values_are_keys: see AttentionHeads.
@@ -38,13 +42,19 @@ class PromptMemory {
 
   // Whether `choose` may copy anything the next time.
   bool gathers_next() const {
+    const auto has_room = [](const Rows& rows) { return rows.capacity > 0; };
     return is_used_ && !is_current_ &&
-           std::any_of(rows_.begin(), rows_.end(), [](const Rows& rows) { return rows.capacity > 0; });
+           (std::any_of(rows_.begin(), rows_.end(), has_room) ||
+            std::any_of(copies_.begin(), copies_.end(), has_room));
   }
 
   // Asks the policy for what is read of a prompt of n_tokens, unless that is known. kv: the layer's cache.
   void choose(SparsePolicy& policy, const KernelTable& table, const LayerKv& kv, size_t n_tokens);
 
+  // After `choose`: the whole prompt of a KV head in fewer bits, row after row, or null.
+  const Rows* copy(size_t kv_head) const {
+    return is_current_ && is_used_ && copies_[kv_head].n_rows > 0 ? &copies_[kv_head] : nullptr;
+  }
   // After `choose`: the rows of a KV head, null if it reads the whole prompt.
   const Rows* rows(size_t kv_head) const {
     return is_current_ && !reads_all_[kv_head] && rows_[kv_head].is_chosen ? &rows_[kv_head] : nullptr;
@@ -52,11 +62,13 @@ class PromptMemory {
   size_t n_tokens() const { return n_tokens_; }
 
  private:
+  Rows take_rows(CacheTypes types, const SlotShape& slot, size_t n_rows, Arena& arena) const;
+  void copy_prompt(const KernelTable& table, const LayerKv& kv, size_t kv_head, size_t n_tokens);
   void gather(const KernelTable& table, const LayerKv& kv, size_t kv_head, const MemorySet& set);
 
   size_t first_slot_, n_kv_heads_;
   // [n_kv_heads] not of the arena, of which nothing is to be written before there is a prompt.
-  std::vector<Rows> rows_;
+  std::vector<Rows> rows_, copies_;
   bool values_are_keys_;
   bool is_used_;  // the policy is asked at the end of a prompt
   bool is_current_ = false;

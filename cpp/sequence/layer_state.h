@@ -13,6 +13,7 @@ namespace edgeh2o {
 struct LayerKeeps {
   AttentionHeads heads;
   size_t n_recurrent = 0;
+  bool is_windowed = false;  // queries see the latest positions only, whatever the policy says
 };
 
 class LayerState {

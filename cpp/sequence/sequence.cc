@@ -159,8 +159,8 @@ Sequence::Sequence(const KernelTable& table, const std::vector<LayerKeeps>& laye
                          std::move(rows),
                          std::move(recurrent),
                          plan_of_layer[i],
-                         PromptMemory(*policy_, ends_prompts(), kv_shape_, i, shape.cache_types,
-                                      heads.values_are_keys, prompt_arena_),
+                         PromptMemory(*policy_, ends_prompts() && !layers[i].is_windowed, kv_shape_, i,
+                                      shape.cache_types, heads.values_are_keys, prompt_arena_),
                          std::vector<SetReads>(told.n_slots(i), SetReads::kByPolicy),
                          {},
                          {}});
@@ -196,8 +196,8 @@ SequenceBytes Sequence::estimate_bytes(const KernelTable& table, const std::vect
       AttentionState(table, heads, shape.cache_types, shape.max_context, rows);
       if (shape.evicts) received += ReceivedAttention::bytes(heads.n_kv_heads, shape.max_context);
     }
-    PromptMemory(policy, plans[0].needs.ends_prompts, kv_shape, i, shape.cache_types, heads.values_are_keys,
-                 rows);
+    PromptMemory(policy, plans[0].needs.ends_prompts && !layers[i].is_windowed, kv_shape, i,
+                 shape.cache_types, heads.values_are_keys, rows);
   }
   received += sampled_numbers(plans, kv_shape) * sizeof(float);
   return {rows.used(), recurrent.used(), most_scratch(plans, n_threads), policy.state_bytes(told) + received};

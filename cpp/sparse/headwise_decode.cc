@@ -36,6 +36,12 @@ bool HeadwiseDecode::is_used(const PolicyShape& shape) const {
          std::any_of(budgets_.begin(), budgets_.end(), has_budget);
 }
 
+bool HeadwiseDecode::rounds_prompt(size_t slot, size_t n_tokens) const {
+  const auto has_budget = [](size_t budget) { return budget != HeadwiseOptions::kFull; };
+  return n_tokens >= options_.decode_from && !has_budget(budgets_[slot]) &&
+         std::any_of(budgets_.begin(), budgets_.end(), has_budget);
+}
+
 bool HeadwiseDecode::has_pages(const PolicyShape& shape) const {
   return options_.decode_pages > 0 && is_used(shape) &&
          shape.max_context >= 2 * options_.decode_pages * kPageSize;

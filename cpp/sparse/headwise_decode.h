@@ -39,6 +39,7 @@ class HeadwiseDecode {
   void observe_sample(size_t slot, size_t n_queries, Span<const float> sums);
   size_t prompt_rows(const PolicyShape& shape, size_t slot) const;
   MemorySet end_prompt(size_t slot, const SelectionInput& input);
+  bool rounds_prompt(size_t slot, size_t n_tokens) const;
   bool prepare_decode(size_t slot, const SelectionInput& input) {
     return has_pages_[slot] && pages_.prepare_decode(slot, input);
   }

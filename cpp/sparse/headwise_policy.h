@@ -59,6 +59,9 @@ class HeadwisePolicy final : public SparsePolicy {
   MemorySet end_prompt(size_t slot, const SelectionInput& input) override {
     return decode_.end_prompt(slot, input);
   }
+  bool rounds_prompt(size_t slot, size_t n_tokens) const override {
+    return decode_.rounds_prompt(slot, n_tokens);
+  }
 
   // Landmarks are made again from the cached rows.
   bool can_be_saved() const override { return true; }

@@ -10,7 +10,7 @@ import pytest
 
 from edgeh2o import _core
 from tests.ops.attention_case import Shape, decode, make_attention, prefill
-from tests.reference.cached_rows import DECODE_ATOL, stored
+from tests.reference.cached_rows import DECODE_ATOL, gathered_type, stored
 from tests.reference.dense import causal_attention
 from tests.reference.headwise import HeadwiseLayer
 from tests.reference.qkv import random_qkv
@@ -81,6 +81,7 @@ def test_head_shapes(group: int, head_dim: int, cache_type: str) -> None:
 @pytest.mark.parametrize("cache_type", ["f16", "f32", "q8_0"])
 def test_what_budgets_hold_of_the_prompt(cache_type: str, options: dict[str, Any]) -> None:
     """And what was generated since; several calls, and prompts on prompts."""
+    kept_type = gathered_type(cache_type)
     settings = {"local": 8, "sinks": 3, "page_size": 16, "decode_from": 250} | options
     budgets = settings.pop("budgets", (13, 40, None))
     shape = Shape(n_kv_heads=3, group=3, head_dim=32)
@@ -95,10 +96,10 @@ def test_what_budgets_hold_of_the_prompt(cache_type: str, options: dict[str, Any
         cache_type=cache_type,
     )
     oracle = HeadwiseLayer(
-        chunk_size=64, budgets=budgets, store=lambda rows: stored(rows, cache_type), **settings
+        chunk_size=64, budgets=budgets, store=lambda rows: stored(rows, kept_type), **settings
     )
-    # A mean that lies at a rounding boundary of the cache may fall on either side.
-    atol = 3 * DECODE_ATOL[cache_type]
+    # A mean that lies at a rounding boundary may fall on either side.
+    atol = 3 * DECODE_ATOL[kept_type]
     stores = [lambda a: a, *2 * [lambda a: stored(a, cache_type)]]
     cached = [store(a) for store, a in zip(stores, qkv, strict=True)]
     begin, reads_less = 0, []
@@ -148,6 +149,7 @@ def test_nothing_is_chosen_by_a_few_queries() -> None:
 @pytest.mark.parametrize("n_calls", [1, 3])
 def test_budgets_of_kv_heads_after_sets_of_query_heads(n_calls: int, cache_type: str) -> None:
     """What tokens read does not depend on how the prompt was read."""
+    kept_type = gathered_type(cache_type)
     budgets, settings = (13, 40, None), {"local": 8, "sinks": 3, "page_size": 16, "decode_from": 50}
     shape = Shape(n_kv_heads=3, group=3, head_dim=32)
     qkv = tuple(
@@ -167,14 +169,14 @@ def test_budgets_of_kv_heads_after_sets_of_query_heads(n_calls: int, cache_type:
     for others in outputs[1:]:
         np.testing.assert_array_equal(others, outputs[0])
     oracle = HeadwiseLayer(
-        chunk_size=64, budgets=budgets, store=lambda rows: stored(rows, cache_type), **settings
+        chunk_size=64, budgets=budgets, store=lambda rows: stored(rows, kept_type), **settings
     )
     cached = [qkv[0], *(stored(a, cache_type) for a in qkv[1:])]
     for begin, end in zip((0, *ends), ends, strict=False):
         oracle.prefill(*(a[:, begin:end] for a in cached), is_last=end == 400)
     for output, position in zip(outputs[0], (400, 401), strict=True):
         expected = oracle.decode(*(a[:, position : position + 1] for a in cached))
-        np.testing.assert_allclose(output, expected, rtol=0, atol=3 * DECODE_ATOL[cache_type])
+        np.testing.assert_allclose(output, expected, rtol=0, atol=3 * DECODE_ATOL[kept_type])
 
 
 @pytest.mark.parametrize("case", POLICIES, ids=str)

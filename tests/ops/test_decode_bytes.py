@@ -8,6 +8,7 @@ import pytest
 from edgeh2o import LLM, DenseConfig, SamplingParams, _core, python_policy
 from tests.model.model_pair import random_tokens
 from tests.ops.attention_case import Shape, decode, make_attention, prefill
+from tests.reference.cached_rows import gathered_type
 from tests.reference.pages import BLOCK_PAGES
 from tests.reference.qkv import random_qkv
 from tests.tiny_models import TinyModelFactory
@@ -45,11 +46,27 @@ def test_listed_positions() -> None:
     assert _bytes_of_one(python_policy(Few())) == (3 + 4) * ROW_BYTES["f16"]
 
 
-def test_rows_gathered_of_a_prompt() -> None:
+@pytest.mark.parametrize("cache_type", ["f16", "f32", "q8_0"])
+def test_rows_gathered_of_a_prompt(cache_type: str) -> None:
     """A budget and recent ones, the landmarks of three pages, and the token's own."""
     policy = _core.headwise_policy([24, 40], local=8, sinks=3, page_size=64, decode_from=64)
-    n_rows = (24 + 8) + (40 + 8) + 2 * (N // 64) + 2
-    assert _bytes_of_one(policy) == n_rows * ROW_BYTES["f16"]
+    n_rows = (24 + 8) + (40 + 8) + 2 * (N // 64)
+    kept = n_rows * ROW_BYTES[gathered_type(cache_type)]
+    assert _bytes_of_one(policy, cache_type) == kept + 2 * ROW_BYTES[cache_type]
+
+
+@pytest.mark.parametrize("cache_type", ["f16", "f32", "q8_0"])
+@pytest.mark.parametrize("n_pages", [0, 10])
+def test_prompts_that_heads_without_a_budget_read(cache_type: str, n_pages: int) -> None:
+    """All of it, or pages and what follows their last block; besides what a budget holds."""
+    policy = _core.headwise_policy(
+        [24, None], local=8, sinks=3, page_size=0, decode_from=64, decode_pages=n_pages
+    )
+    n_rest = N % (4 * BLOCK_PAGES)
+    n_rows = 24 + 8 + (4 * n_pages + n_rest if n_pages else N)
+    bounds = N // (4 * BLOCK_PAGES) * 2 * SHAPE.head_dim * 34 if n_pages else 0
+    kept = n_rows * ROW_BYTES[gathered_type(cache_type)]
+    assert _bytes_of_one(policy, cache_type) == kept + bounds + 2 * ROW_BYTES[cache_type]
 
 
 def test_pages_and_their_bounds() -> None:

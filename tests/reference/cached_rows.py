@@ -30,6 +30,11 @@ def stored(rows: Array, cache_type: str) -> Array:
     return rows.astype(dtype).astype(np.float64)
 
 
+def gathered_type(cache_type: str) -> str:
+    """How decode keeps rows of a prompt, of a multiple of 32 values, that the cache has as this."""
+    return {"f16": "q8_0"}.get(cache_type, cache_type)
+
+
 def largest_error(rows: Array, cache_type: str) -> Array:
     """Bound [..., head_dim] of |stored(rows) - rows|: half a unit of the last place, half a step.
 

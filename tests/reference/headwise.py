@@ -114,7 +114,8 @@ def score_pages(
 class HeadwiseLayer(CachedLayer):
     """One layer during one prompt; same face as H2OLayer.
 
-    store: rounds the landmarks that decode keeps, [n, d].
+    store: rounds what decode keeps of a prompt: the rows that it reads of it, unless a budget holds
+        all of it, and landmarks, [n, d].
 
     Attributes:
         budgets: b of every KV head.
@@ -206,8 +207,8 @@ class HeadwiseLayer(CachedLayer):
                 )
             state, _ = attend(
                 queries,
-                np.concatenate([self.k[head][positions], self._store(marks.keys)]),
-                np.concatenate([self.v[head][positions], self._store(marks.values)]),
+                np.concatenate([self._kept(self.k, head, positions), self._store(marks.keys)]),
+                np.concatenate([self._kept(self.v, head, positions), self._store(marks.values)]),
                 scale=q.shape[-1] ** -0.5 if self.scale is None else self.scale,
                 soft_cap=self.soft_cap,
                 biases=np.concatenate([np.zeros(len(positions)), np.log(marks.counts)]),
@@ -234,6 +235,14 @@ class HeadwiseLayer(CachedLayer):
         return members, make_landmarks(
             *rows, members, n, page_size=self._page_size, n_fine=self._max_past
         )
+
+    def _kept(self, rows: Array, head: int, positions: Positions) -> Array:
+        """Rows of the cache, those of the prompt rounded where decode has copies of them."""
+        budget, rows = self._decode_budgets[head], rows[head][positions]
+        if budget is not None and self._n_prompt <= budget + self._local:
+            return rows
+        is_copied = positions[:, None] < self._n_prompt
+        return np.where(is_copied, self._store(rows), rows)
 
     def _sample(self, head: int, queries: Array, positions: Positions) -> None:
         """Scores of all positions by `queries` [group, n, d] at `positions` [n]."""
