@@ -83,7 +83,6 @@ void PromptMemory::choose(SparsePolicy& policy, const KernelTable& table, const 
   const PageKernels pages{table.store_kv_row_f32, table.score_blocks_f32};
   parallel_for(n_kv_heads_, [&](size_t head, size_t) {
     rows_[head].is_chosen = false;
-    copies_[head].n_rows = 0;
     if (reads_all_[head] && rows_[head].capacity > 0) return;
     SelectionInput input{{n_tokens, n_tokens},  {},      kv.k(head), kv.v(head),
                          table.add_kv_rows_f32, nullptr, &pages};
@@ -92,27 +91,35 @@ void PromptMemory::choose(SparsePolicy& policy, const KernelTable& table, const 
     EH2O_DASSERT(set.is_valid(n_tokens));
     if (set.positions) gather(table, kv, head, set);
   });
-  for (size_t head = 0; head < n_kv_heads_; ++head) {
-    if (copies_[head].capacity > 0 && policy.rounds_prompt(first_slot_ + head, n_tokens)) {
-      copy_prompt(table, kv, head, n_tokens);
-    }
-  }
+  copy_prompt(policy, table, kv, n_tokens);
   policy.end_layer();
   n_tokens_ = n_tokens;
   is_current_ = true;
 }
 
-void PromptMemory::copy_prompt(const KernelTable& table, const LayerKv& kv, size_t kv_head, size_t n_tokens) {
-  Rows& copy = copies_[kv_head];
-  EH2O_DASSERT(n_tokens <= copy.capacity);
-  const KvRows k = kv.k(kv_head), v = kv.v(kv_head);
-  parallel_ranges(n_tokens, [&](size_t first, size_t end, size_t) {
-    for (size_t i = first; i < end; ++i) {
-      round_row(table, k.row(i), k.head_dim, copy.k.row(i));
-      if (!values_are_keys_) round_row(table, v.row(i), v.head_dim, copy.v.row(i));
+// The rows behind those that a copy has already, of an earlier turn of the conversation.
+void PromptMemory::copy_prompt(const SparsePolicy& policy, const KernelTable& table, const LayerKv& kv,
+                               size_t n_tokens) {
+  const size_t begin = std::min(n_copied_, n_tokens);
+  n_copied_ = n_tokens;
+  for (size_t head = 0; head < n_kv_heads_; ++head) {
+    Rows& copy = copies_[head];
+    if (copy.capacity == 0) continue;
+    copy.is_chosen = policy.rounds_prompt(first_slot_ + head, n_tokens);
+    if (!copy.is_chosen) {
+      n_copied_ = 0;
+      continue;
     }
-  });
-  copy.n_rows = n_tokens;
+    EH2O_DASSERT(n_tokens <= copy.capacity);
+    copy.n_rows = n_tokens;
+    const KvRows k = kv.k(head), v = kv.v(head);
+    parallel_ranges(n_tokens - begin, [&](size_t first, size_t end, size_t) {
+      for (size_t i = begin + first; i < begin + end; ++i) {
+        round_row(table, k.row(i), k.head_dim, copy.k.row(i));
+        if (!values_are_keys_) round_row(table, v.row(i), v.head_dim, copy.v.row(i));
+      }
+    });
+  }
 }
 
 void PromptMemory::gather(const KernelTable& table, const LayerKv& kv, size_t kv_head, const MemorySet& set) {

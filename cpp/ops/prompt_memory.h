@@ -35,6 +35,9 @@ class PromptMemory {
 
   // There is another prompt.
   void forget() { is_current_ = false; }
+  // Cached rows that the copies have as they are; those behind them are copied anew.
+  size_t n_copied() const { return n_copied_; }
+  void keep_copied(size_t n_rows) { n_copied_ = n_rows; }
   // Of the prompts from now on a KV head's generated tokens read everything, because the policy has not seen,
   // or has not served, all of what it would choose from; and whether that is so.
   void read_all(size_t kv_head, bool reads_all) { reads_all_[kv_head] = reads_all; }
@@ -53,7 +56,7 @@ class PromptMemory {
 
   // After `choose`: the whole prompt of a KV head in fewer bits, row after row, or null.
   const Rows* copy(size_t kv_head) const {
-    return is_current_ && is_used_ && copies_[kv_head].n_rows > 0 ? &copies_[kv_head] : nullptr;
+    return is_current_ && is_used_ && copies_[kv_head].is_chosen ? &copies_[kv_head] : nullptr;
   }
   // After `choose`: the rows of a KV head, null if it reads the whole prompt.
   const Rows* rows(size_t kv_head) const {
@@ -63,7 +66,7 @@ class PromptMemory {
 
  private:
   Rows take_rows(CacheTypes types, const SlotShape& slot, size_t n_rows, Arena& arena) const;
-  void copy_prompt(const KernelTable& table, const LayerKv& kv, size_t kv_head, size_t n_tokens);
+  void copy_prompt(const SparsePolicy& policy, const KernelTable& table, const LayerKv& kv, size_t n_tokens);
   void gather(const KernelTable& table, const LayerKv& kv, size_t kv_head, const MemorySet& set);
 
   size_t first_slot_, n_kv_heads_;
@@ -73,7 +76,7 @@ class PromptMemory {
   bool is_used_;  // the policy is asked at the end of a prompt
   bool is_current_ = false;
   std::vector<bool> reads_all_;  // [n_kv_heads]
-  size_t n_tokens_ = 0;
+  size_t n_tokens_ = 0, n_copied_ = 0;
 };
 
 }  // namespace edgeh2o

@@ -118,6 +118,7 @@ void Sequence::evict(size_t n_dropped, const std::vector<Rotation>& rotations) {
     move_rows(i, dropped[i], n_dropped, rotations[i]);
     layers_[i].received->drop(dropped[i].data(), n_dropped, n);
   }
+  for (Layer& layer : layers_) layer.prompt.keep_copied(0);
   for_each_state([&](LayerState& state) { state.renumber(n_kept); });
   is_broken_ = false;
   n_evicted_ += n_dropped;

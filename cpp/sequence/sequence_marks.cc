@@ -38,6 +38,7 @@ void Sequence::reset() {
   n_pairs_ = n_pairs_dense_ = 0;
   for (Layer& layer : layers_) {
     layer.error = {};
+    layer.prompt.keep_copied(0);
     for (size_t set = 0; set < layer.reads.size(); ++set) read_as(layer, set, 0);
   }
   n_dense_reads_ = 0;
@@ -87,6 +88,7 @@ void Sequence::rewind(size_t position) {
   if (can_rewind_to(position)) {
     rewind_layers(position);
     policy_->rewind(position);
+    for (Layer& layer : layers_) layer.prompt.keep_copied(std::min(layer.prompt.n_copied(), position));
     while (!marks_.empty() && marks_.back().position > position) marks_.pop_back();
     return;
   }
@@ -97,10 +99,13 @@ void Sequence::rewind(size_t position) {
              prefill_end_, " and nothing is noted of the state there");
   std::vector<Mark> marks(std::make_move_iterator(marks_.begin()), std::make_move_iterator(found + 1));
   std::vector<int32_t> tokens = std::move(tokens_);
+  std::vector<size_t> n_copied;  // the rows before stay as they are
+  for (const Layer& layer : layers_) n_copied.push_back(std::min(layer.prompt.n_copied(), position));
   load_state({marks.back().state.data(), marks.back().state.size()});
   tokens.resize(std::min(tokens.size(), position));
   tokens_ = std::move(tokens);
   marks_ = std::move(marks);
+  for (size_t i = 0; i < layers_.size(); ++i) layers_[i].prompt.keep_copied(n_copied[i]);
 }
 
 size_t Sequence::mark_bytes() const {

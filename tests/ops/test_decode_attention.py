@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edgeh2o import _core
-from tests.ops.attention_case import Shape, decode, make_attention, prefill
+from tests.ops.attention_case import Qkv, Shape, decode, make_attention, prefill
 from tests.reference.cached_rows import DECODE_ATOL, gathered_type, stored
 from tests.reference.dense import causal_attention
 from tests.reference.headwise import HeadwiseLayer
@@ -177,6 +177,44 @@ def test_budgets_of_kv_heads_after_sets_of_query_heads(n_calls: int, cache_type:
     for output, position in zip(outputs[0], (400, 401), strict=True):
         expected = oracle.decode(*(a[:, position : position + 1] for a in cached))
         np.testing.assert_allclose(output, expected, rtol=0, atol=3 * DECODE_ATOL[kept_type])
+
+
+@pytest.mark.parametrize("n_pages", [0, 8])
+@pytest.mark.parametrize("goes_back", [None, 128, 192])
+def test_copies_of_a_prompt_follow_a_conversation(n_pages: int, goes_back: int | None) -> None:
+    """Turns that go on, and turns that go back and read something else, as read at once."""
+    shape, n = Shape(n_kv_heads=2, group=2, head_dim=32), 320
+    first, other = (random_qkv(seed, n_tokens=n, **shape.heads) for seed in (1, 2))
+
+    def start() -> _core.ChunkedAttention:
+        policy = _core.headwise_policy(
+            [24, None], local=8, sinks=3, page_size=16, decode_from=64, decode_pages=n_pages
+        )
+        return make_attention(
+            policy, shape, chunk_size=64, batch_size=64, max_context=n, cache_type="f16"
+        )
+
+    def read(attention: _core.ChunkedAttention, qkv: Qkv, begin: int, end: int) -> None:
+        for at in range(begin, end, 64):
+            attention.mark()
+            prefill(attention, qkv, first=at, ends=(at + 64,), is_last=False, stays_open=True)
+        attention.mark()
+
+    begin = 192 if goes_back is None else goes_back
+    joined = tuple(
+        np.concatenate([a[:, :begin], b[:, begin:]], axis=1)
+        for a, b in zip(first, other, strict=True)
+    )
+    told, once = start(), start()
+    read(told, first, 0, 192)
+    answers = [decode(told, first, 192), decode(told, first, 193)]
+    told.rewind(begin)
+    read(told, joined, begin, 256)
+    read(once, joined, 0, 256)
+    for position in (256, 257):
+        output = decode(told, joined, position)
+        np.testing.assert_array_equal(output, decode(once, joined, position))
+    assert told.decode_bytes > 0 and np.isfinite(answers).all()
 
 
 @pytest.mark.parametrize("case", POLICIES, ids=str)
