@@ -172,22 +172,26 @@ def test_a_table_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fingerprint", "points"),
+    ("fingerprint", "points", "serves_decode"),
     [
-        ("033526a135499773639407b17479d51b", ((4096, 1024), (8192, 1536))),
-        ("a27e6c5d850473174e98420806e2e112", ((4096, 1024), (8192, 2304))),
+        ("033526a135499773639407b17479d51b", ((4096, 1024), (8192, 1536)), True),
+        ("a27e6c5d850473174e98420806e2e112", ((4096, 1024), (8192, 2304)), False),
     ],
     ids=["SmolLM2-135M-Instruct", "Qwen2.5-Coder-0.5B-Instruct"],
 )
 def test_packaged_tables_were_shown_to_lose_nothing(
-    fingerprint: str, points: tuple[tuple[int, int], ...], request: pytest.FixtureRequest
+    fingerprint: str,
+    points: tuple[tuple[int, int], ...],
+    serves_decode: bool,
+    request: pytest.FixtureRequest,
 ) -> None:
     packaged = find_table(fingerprint)
     assert packaged is not None and packaged[1] == "package"
     table = packaged[0]
     assert table.model in request.node.name and table.texts and table.shown == table.prefill
     assert tuple((each.length, each.budget) for each in table.shown) == points
-    assert table.decode is not None and table.decode.is_harmless
+    assert table.decode is not None and table.decode.length == 8192
+    assert table.decode.is_harmless == serves_decode
 
 
 def test_a_cache_folder_that_cannot_be_looked_into_has_no_table(
