@@ -266,6 +266,7 @@ def headwise_policy(
     max_past: int = 8192,
     tail: int = 0,
     decode_from: int = ...,
+    decode_until: int = ...,
     decode_pages: int = 1024,
     decode_budgets: abc.Sequence[int | None] = (),
 ) -> SparsePolicy:
@@ -277,10 +278,11 @@ def headwise_policy(
     the pages that the chunk's queries ask for, of 16 positions or more, at most twice as many as
     ``max_past`` has. Landmarks of a longer past stand for longer pages. The last ``tail`` tokens
     of the prompt's last call read everything. Tokens generated after a prompt of ``decode_from``
-    tokens or more (default: never) read, of it, by ``decode_budgets`` per layer and KV head
-    (default: ``budgets``, if those are) and ``local`` besides, the positions that the last queries
-    of the prompt gave most, and landmarks; heads without a budget ``decode_pages`` pages of 4
-    positions, those that may hold the token's largest logits, once the prompt has twice as many
+    (default: never) to ``decode_until`` tokens (default: any number) read, of it, by
+    ``decode_budgets`` per layer and KV head (default: ``budgets``, if those are) and ``local``
+    besides, the positions that the last queries of the prompt gave most, and landmarks; heads
+    without a budget ``decode_pages`` pages of 4 positions, those that may hold the token's largest
+    logits, once the prompt has twice as many
     (0: all).
     """
 

@@ -32,13 +32,13 @@ HeadwiseDecode::HeadwiseDecode(const HeadwiseOptions& options, PageSums& sums)
 
 bool HeadwiseDecode::is_used(const PolicyShape& shape) const {
   const auto has_budget = [](size_t budget) { return budget != HeadwiseOptions::kFull; };
-  return options_.decode_from <= shape.max_context &&
+  return options_.decode_from <= std::min(shape.max_context, options_.decode_until) &&
          std::any_of(budgets_.begin(), budgets_.end(), has_budget);
 }
 
 bool HeadwiseDecode::rounds_prompt(size_t slot, size_t n_tokens) const {
   const auto has_budget = [](size_t budget) { return budget != HeadwiseOptions::kFull; };
-  return n_tokens >= options_.decode_from && !has_budget(budgets_[slot]) &&
+  return serves(n_tokens) && !has_budget(budgets_[slot]) &&
          std::any_of(budgets_.begin(), budgets_.end(), has_budget);
 }
 
@@ -135,7 +135,7 @@ size_t HeadwiseDecode::prompt_rows(const PolicyShape& shape, size_t slot) const 
 MemorySet HeadwiseDecode::end_prompt(size_t slot, const SelectionInput& input) {
   const size_t n_tokens = input.chunk.begin, n_positions = capacity(shape_, slot);
   const MemorySet everything = MemorySet::all_of({0, n_tokens});
-  if (n_tokens < options_.decode_from) return everything;
+  if (!serves(n_tokens)) return everything;
   if (has_pages_[slot]) pages_.end_prompt(slot, input);
   if (n_positions == 0 || n_tokens <= n_positions) return everything;
   if (hitters_.n_sampled(slot) < kLeastSampled) return everything;

@@ -56,6 +56,10 @@ class HeadwiseDecode {
   void load(size_t n_tokens, ByteReader& in);
 
  private:
+  // Whether tokens after a prompt of n_tokens go by budgets.
+  bool serves(size_t n_tokens) const {
+    return n_tokens >= options_.decode_from && n_tokens <= options_.decode_until;
+  }
   bool has_pages(const PolicyShape& shape) const;
   size_t capacity(const PolicyShape& shape, size_t slot) const;  // 0: the whole prompt
 

@@ -23,8 +23,9 @@ struct HeadwiseOptions {
   float spread = 0.0f;     // of the spread of keys within pages, what landmarks count: see Landmarks
   size_t max_past = 8192;  // beyond it the cost of a chunk is bounded; 0: no limit
   size_t n_tail = 0;       // last queries of the prompt that read everything
-  // Generated tokens go by budgets after a prompt of this length or more; SIZE_MAX: they read everything.
-  size_t decode_from = SIZE_MAX;
+  // Generated tokens go by budgets after a prompt of decode_from to decode_until tokens; after others they
+  // read everything.
+  size_t decode_from = SIZE_MAX, decode_until = SIZE_MAX;
   std::vector<size_t> decode_budgets;  // [n_kv_slots] theirs; empty: `budgets`, if those are of KV heads
   // Pages of kDecodePageSize positions that a head without a budget reads then, each generated token its own,
   // of prompts with at least twice as many; 0: all.

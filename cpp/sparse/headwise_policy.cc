@@ -27,6 +27,7 @@ const PolicyRegistration kRegistration(
       options.max_past = settings.count("max_past", options.max_past);
       options.n_tail = settings.count("tail", options.n_tail);
       options.decode_from = settings.count("decode_from", options.decode_from);
+      options.decode_until = settings.count("decode_until", options.decode_until);
       options.decode_pages = settings.count("decode_pages", options.decode_pages);
       return std::make_shared<HeadwisePolicy>(options);
     });

@@ -218,6 +218,10 @@ class SparseAttentionConfig(ABC):
         """The same where they do so of prompts with fewer than ``n_tokens`` alone."""
         return self
 
+    def decoding_as_shown(self) -> SparseAttentionConfig:
+        """The same where they do so of prompts alone that are no longer than those measured."""
+        return self
+
     def decode_rows(self, n_tokens: int) -> Sequence[float] | None:
         """Cached rows that a token reads of a prompt so long, per KV head of every layer.
 

@@ -93,6 +93,12 @@ class HeadBudgets:
         return measured is not None and measured.is_harmless
 
     @property
+    def decode_limit(self) -> int | None:
+        """Tokens of the longest prompt of which that was measured; None for budgets of no table."""
+        measured = self.table.decode if self.table else None
+        return measured.length if measured is not None else None
+
+    @property
     def reads_all(self) -> bool:
         """Whether prompts are read dense, for want of anything better."""
         return self.source in DENSE_SOURCES

@@ -33,7 +33,13 @@ from .head_budgets import (
     grow_limits,
     keys_per_query,
 )
-from .headwise_decode import count_decode_rows, report_decode, saved_decode_from
+from .headwise_decode import (
+    count_decode_rows,
+    decode_options,
+    move_decode,
+    report_decode,
+    saved_decode_from,
+)
 from .headwise_settings import DECODE_FROM, HeadwiseSettings, is_positive_int
 from .kept_profiles import ENOUGH_PROMPTS, PROFILE_TOKENS
 from .prefill_quality import DEFAULT_MAX_LOSS
@@ -119,14 +125,6 @@ class HeadwiseConfig(HeadwiseSettings):
         from .. import _core
 
         chosen = self.choose_budgets(model)
-        decode: dict[str, Any] = {}
-        budgets = self._decode_budgets(model, chosen, chosen)
-        if budgets is not None:
-            decode = {
-                "decode_from": self.decode_from,
-                "decode_pages": self.decode_pages,
-                "decode_budgets": budgets,
-            }
         return _core.headwise_policy(
             chosen.per_head,
             by_query_head=chosen.by_query_head,
@@ -137,7 +135,7 @@ class HeadwiseConfig(HeadwiseSettings):
             spread=self.landmark_spread,
             max_past=self._max_past(chosen),
             tail=self.tail,
-            **decode,
+            **decode_options(self, self._decode_budgets(model, chosen, chosen)),
         )
 
     def _max_past(self, chosen: HeadBudgets) -> int:
@@ -291,10 +289,19 @@ class HeadwiseConfig(HeadwiseSettings):
         )
 
     def decoding_densely(self) -> HeadwiseConfig:
-        return replace(self, decode_attention="dense", decode_budgets=None, decode_from=DECODE_FROM)
+        return replace(
+            self,
+            decode_attention="dense",
+            decode_budgets=None,
+            decode_from=DECODE_FROM,
+            decode_until=None,
+        )
 
     def decoding_from(self, n_tokens: int) -> HeadwiseConfig:
         return replace(self, decode_from=n_tokens)
+
+    def decoding_as_shown(self) -> HeadwiseConfig:
+        return replace(self, decode_until=self.found.decode_limit if self.found else None)
 
     def decode_rows(self, n_tokens: int) -> Sequence[float] | None:
         return count_decode_rows(self, n_tokens)
@@ -408,12 +415,7 @@ class HeadwiseConfig(HeadwiseSettings):
 
     def to_dict(self) -> dict[str, Any]:
         values = SparseAttentionConfig.to_dict(replace(self, found=None))  # it need not be copied
-        names = ("decode_attention", "decode_pages", "decode_budgets", "decode_from")
-        way, pages, budgets, least = (values.pop(name) for name in names)
-        if way == "headwise":  # else as in session files that know of nothing else
-            values["decode"] = {"attention": way, "pages": pages, "budgets": budgets}
-            if least != DECODE_FROM:  # as in those of versions that knew no other
-                values["decode"]["from"] = least
+        move_decode(values)
         if not self.by_query_head:
             del values["by_query_head"]
         return values

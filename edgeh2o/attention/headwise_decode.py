@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..option_fields import MAX_CONTEXT
-from .headwise_settings import DECODE_FROM, DECODES_ALL, HeadwiseSettings
+from .headwise_settings import DECODE_FROM, DECODES_ALL, NOT_MEASURED, HeadwiseSettings
 
 # Tokens of a page that a generated token chooses, as in cpp/sparse/headwise_decode.cc.
 PAGE_SIZE = 4
@@ -37,7 +37,35 @@ def report_decode(settings: HeadwiseSettings, n_tokens: int | None) -> dict[str,
         report["decode_from"] = settings.decode_from
         if n_tokens < settings.decode_from:
             report["decode"] = DECODES_ALL
+        if settings.decode_until is not None and n_tokens > settings.decode_until:
+            report["decode"] = NOT_MEASURED
     return report
+
+
+def decode_options(
+    settings: HeadwiseSettings, budgets: Sequence[int | None] | None
+) -> dict[str, Any]:
+    """Keywords of ``_core.headwise_policy``; none where everything is read, without budgets."""
+    if budgets is None:
+        return {}
+    options: dict[str, Any] = {
+        "decode_from": settings.decode_from,
+        "decode_pages": settings.decode_pages,
+        "decode_budgets": budgets,
+    }
+    if settings.decode_until is not None:
+        options["decode_until"] = settings.decode_until
+    return options
+
+
+def move_decode(values: dict[str, Any]) -> None:
+    """Puts what settings say of decode, as fields, where session files have it."""
+    names = ("decode_attention", "decode_pages", "decode_budgets", "decode_from")
+    way, pages, budgets, least = (values.pop(name) for name in names)
+    if way == "headwise":  # else as in session files that know of nothing else
+        values["decode"] = {"attention": way, "pages": pages, "budgets": budgets}
+        if least != DECODE_FROM:  # as in those of versions that knew no other
+            values["decode"]["from"] = least
 
 
 def saved_decode_from(saved: Mapping[str, Any]) -> int:

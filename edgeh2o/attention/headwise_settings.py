@@ -18,6 +18,7 @@ DECODE_ATTENTIONS = ("auto", "dense", "headwise")
 DECODE_FROM = 2048
 # What statistics say of the tokens after a shorter prompt than that.
 DECODES_ALL = "dense: reading less would save too little at this length"
+NOT_MEASURED = "dense: what reading less loses at this length was not measured"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +107,10 @@ class HeadwiseSettings(SparseAttentionConfig):
     by_query_head: bool = field(default=False, metadata={"is_option": False})
     decode_budgets: tuple[Budget, ...] | None = field(default=None, metadata={"is_option": False})
     decode_from: int = field(default=DECODE_FROM, metadata={"is_option": False})
+    # Longest prompt after which they do so; None: there is none. Not of a session file.
+    decode_until: int | None = field(
+        default=None, compare=False, metadata={"is_option": False, "is_setting": False}
+    )
     source: str = field(default="given", metadata={"is_option": False, "is_setting": False})
     prompts: int | None = field(default=None, metadata={"is_option": False, "is_setting": False})
     is_shown: bool = field(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..attention.base import SparseAttentionConfig
 from ..attention.headwise import HeadwiseConfig
-from ..attention.headwise_settings import DECODE_FROM, DECODES_ALL
+from ..attention.headwise_settings import DECODE_FROM, DECODES_ALL, NOT_MEASURED
 from ..model_config import DecoderConfig, LayerConfig
 from ..option_fields import MAX_CONTEXT
 
@@ -99,8 +99,9 @@ def sparse_prefill_pays(plan: RunPlan, model: WeighedModel, n_tokens: int) -> bo
 def choose_decode(plan: RunPlan, model: WeighedModel) -> RunPlan:
     """The plan with the length from which on headwise decode saves enough of a token's time.
 
-    Its policy compares every prompt with that when it has been read, so that a conversation that
-    grows gets such a decode once it is long. One that was asked for stays as it is.
+    And the longest of which it was measured that it loses nothing. Its policy compares every prompt
+    with both when it has been read, so that a conversation that grows gets such a decode once it is
+    long, and reads everything again where nobody knows. One that was asked for stays as it is.
     """
     config, attention = plan.config, plan.attention
     if not plan.settings.leaves_decode_open or not isinstance(config, DecoderConfig):
@@ -117,13 +118,20 @@ def choose_decode(plan: RunPlan, model: WeighedModel) -> RunPlan:
     least = bisect_left(lengths, True, key=pays)
     if least == len(lengths):
         return replace(plan, attention=attention.decoding_densely())
-    return replace(plan, attention=attention.decoding_from(lengths[least]))
+    chosen = attention.decoding_as_shown().decoding_from(lengths[least])
+    return replace(plan, attention=chosen)
 
 
 def describe_decode(plan: RunPlan, n_tokens: int) -> str:
     """Why tokens after a long prompt read all of it; empty where they do not, or never did."""
     is_chosen = plan.settings.leaves_decode_open and n_tokens >= DECODE_FROM
     report = plan.attention.report(plan.config, n_tokens)
+    if is_chosen and report.get("decode") == NOT_MEASURED:
+        return (
+            "generated tokens read everything: after prompts as long as this one it was not "
+            "measured what they lose by less (edgeh2o calibrate --length measures it; "
+            "--decode-attention headwise reads less anyhow)"
+        )
     if not is_chosen or report.get("decode") != DECODES_ALL:
         return ""
     return (

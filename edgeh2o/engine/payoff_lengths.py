@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..attention.headwise_settings import DECODE_FROM, DECODES_ALL
+from ..attention.headwise_settings import DECODE_FROM, DECODES_ALL, NOT_MEASURED
 from .context_size import CONTEXT_STEP, context_limit
 from .payoff import (
     DECODE_STEP,
@@ -74,7 +74,16 @@ def _of_decode(plan: RunPlan, model: WeighedModel) -> str:
     least = lengths[first] if first < len(lengths) else limit
     if not plan.settings.leaves_decode_open:
         return f"read less of prompts of {least:,} tokens and more"
+    saving = f"is estimated to save {100 * LEAST_DECODE_SAVING:.0f} % of their time"
+    end = bisect_left(lengths, True, first, key=lambda n: decode_of(n)["decode"] == NOT_MEASURED)
+    if end == first:
+        return (
+            f"read everything: from {least:,} tokens on less {saving}, but what it loses there was "
+            "not measured"
+        )
+    if end == len(lengths):
+        return f"read less of prompts of {least:,} tokens and more: from there on it {saving}"
     return (
-        f"read less of prompts of {least:,} tokens and more: from there on it is estimated to "
-        f"save {100 * LEAST_DECODE_SAVING:.0f} % of their time"
+        f"read less of prompts of {least:,} to {lengths[end - 1]:,} tokens: from there on it "
+        f"{saving}, and beyond it was not measured what it loses"
     )

@@ -31,7 +31,7 @@ class ResponsesFormat(AnswerFormat):
         self._id = f"resp_{secrets.token_hex(12)}"
         self._model, self._created_at = model, int(time.time())
         self._echo = _echo(request, fields)
-        self._names = {tool.name: _name_of(tool) for tool in request.tools}
+        self._tools = {tool.name: tool for tool in request.tools}
         self._sequence = PartSequence()
         self._n_events = 0
 
@@ -119,14 +119,18 @@ class ResponsesFormat(AnswerFormat):
             yield self._event(f"response.{name}.delta", **place, delta=step.text, **more)
         else:
             if part.call is not None:
-                name_in_place = self._names[part.call.name]["name"]
-                arguments = {"name": name_in_place, "arguments": part.text}
+                called = self._name_of(part.call.name)["name"]
+                arguments = {"name": called, "arguments": part.text}
                 yield self._event(f"response.{name}.done", **place, **arguments)
             else:
                 yield self._event(f"response.{name}.done", **place, text=part.text, **more)
                 yield self._event("response.content_part.done", **place, part=_content(part))
             item = self._item(part, _status(part, self._sequence.parts, finished))
             yield self._event("response.output_item.done", output_index=part.index, item=item)
+
+    def _name_of(self, name: str) -> dict[str, str]:
+        """As clients name the tool that the model called by this name."""
+        return _own_name(self._tools[name]) if name in self._tools else {"name": name}
 
     def _item(self, part: Part, status: str, *, is_whole: bool = True) -> Chunk:
         """A part as an item of the output, whole or as it begins."""
@@ -136,7 +140,7 @@ class ResponsesFormat(AnswerFormat):
             return item | {
                 "type": "function_call",
                 "call_id": f"call_{part.number}",
-                **self._names[part.call.name],
+                **self._name_of(part.call.name),
                 "arguments": part.text if is_whole else "",
             }
         if part.kind == "reasoning":
@@ -149,7 +153,7 @@ def _echo(request: GenerationRequest, fields: Fields) -> Mapping[str, Any]:
     sampling, choice = request.sampling, request.tool_choice
     text, reasoning, metadata = (fields.raw(name) for name in ("text", "reasoning", "metadata"))
     named = {"type": "function"}
-    named |= next((_name_of(tool) for tool in request.tools if tool.name == choice.name), {})
+    named |= next((_own_name(tool) for tool in request.tools if tool.name == choice.name), {})
     return {
         "background": False,
         "instructions": None,
@@ -169,8 +173,7 @@ def _echo(request: GenerationRequest, fields: Fields) -> Mapping[str, Any]:
     }
 
 
-def _name_of(tool: Tool) -> dict[str, str]:
-    """As clients name a tool."""
+def _own_name(tool: Tool) -> dict[str, str]:
     if tool.namespace is None or tool.own_name is None:
         return {"name": tool.name}
     return {"name": tool.own_name, "namespace": tool.namespace.name}

@@ -14,7 +14,7 @@ from edgeh2o import LLM, H2OConfig, HeadwiseConfig, PrefillConfig, SamplingParam
 from edgeh2o.attention.base import SparseAttentionConfig
 from edgeh2o.attention.budget_table import write_table
 from edgeh2o.attention.decode_quality import DecodeQuality
-from edgeh2o.attention.headwise_settings import DECODE_FROM, DECODES_ALL
+from edgeh2o.attention.headwise_settings import DECODE_FROM, DECODES_ALL, NOT_MEASURED
 from edgeh2o.config import RuntimeConfig
 from edgeh2o.engine import payoff
 from edgeh2o.engine.calibration import LEVELS
@@ -28,6 +28,8 @@ from tests.budget_tables import harmless_table
 FEW_TOKENS = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 # Where the conversations of these tests turn to headwise decode.
 SWITCH = 3008
+# Tokens of the longest prompt by which the table says that this is harmless.
+MEASURED = 6016
 # Of attention alone, at these lengths and far beyond.
 LENGTHS = (2048, 2500, 3000, 4096, 6000, 8192, 20_000, 100_000)
 
@@ -37,7 +39,7 @@ def by_table(path: Path, tmp_path: Path) -> HeadwiseConfig:
     """By a table with 64 keys, which says that decode may go by them."""
     with LLM(path) as llm:
         made = harmless_table(llm.config, 64, (0.0,) * len(LEVELS))
-    quality = DecodeQuality(budget=64, length=4096, kl={"prose": 0.0})
+    quality = DecodeQuality(budget=64, length=MEASURED, kl={"prose": 0.0})
     write_table(replace(made, decode=quality), tmp_path / "decode.json")
     return HeadwiseConfig(budget_table=str(tmp_path / "decode.json"))
 
@@ -148,7 +150,9 @@ def test_the_length_is_said_in_words(path: Path, switches: HeadwiseConfig) -> No
             plan = plan_of(llm, attention, **runtime)
             return describe_lengths(plan, llm.model).get("generated_tokens")
 
-        assert str(said(switches)).startswith(f"read less of prompts of {SWITCH:,} tokens and more")
+        within = f"read less of prompts of {SWITCH:,} to {MEASURED:,} tokens: from there on it"
+        assert str(said(switches)).startswith(within)
+        assert " tokens and more: from there on it" in str(said(switches, context_size=MEASURED))
         beyond = f"read everything: less would pay from {SWITCH:,} tokens on, beyond the context"
         assert said(switches, context_size=SWITCH - 64) == beyond
         asked = replace(switches, decode_attention="headwise")
@@ -208,6 +212,32 @@ def test_a_conversation_turns_once_it_is_long(path: Path, switches: HeadwiseConf
         assert stats.attention["decode"] == DECODES_ALL
         assert stats.note == ""  # no prompt so short has another decode
         assert "dense: reading less" in stats.format_table()
+
+
+def test_longer_prompts_than_those_measured_are_read_whole(
+    path: Path, switches: HeadwiseConfig
+) -> None:
+    """Unless less is asked for."""
+    with LLM(path, attention=switches) as llm:
+        prompt = prompt_of(llm, MEASURED + 200)
+        for n_tokens, n_cached in ((MEASURED - 6, 0), (MEASURED + 40, MEASURED - 6)):
+            stats = llm.generate(prompt[:n_tokens], FEW_TOKENS, keep_cache=True).stats
+            assert stats.cached_tokens == n_cached
+            reads_less = n_tokens <= MEASURED
+            assert stats.attention["decode"] == ("headwise" if reads_less else NOT_MEASURED)
+            assert ("calibrate --length" in stats.note) != reads_less
+            assert stats.cache_bytes_per_token is not None
+            if reads_less:
+                less = stats.cache_bytes_per_token
+            else:
+                assert stats.cache_bytes_per_token > 2 * less
+        alone = llm.generate(prompt, FEW_TOKENS).stats
+        assert alone.attention["decode"] == NOT_MEASURED
+        said = describe_lengths(plan_of(llm, switches), llm.model)["generated_tokens"]
+        assert said.startswith(f"read less of prompts of {SWITCH:,} to {MEASURED:,} tokens")
+    asked = replace(switches, decode_attention="headwise")
+    with LLM(path, attention=asked) as llm:
+        assert llm.generate(prompt, FEW_TOKENS).stats.attention["decode"] == "headwise"
 
 
 def test_a_saved_conversation_goes_on_as_it_was_made(
