@@ -282,8 +282,7 @@ def headwise_policy(
     ``decode_budgets`` per layer and KV head (default: ``budgets``, if those are) and ``local``
     besides, the positions that the last queries of the prompt gave most, and landmarks; heads
     without a budget ``decode_pages`` pages of 4 positions, those that may hold the token's largest
-    logits, once the prompt has twice as many
-    (0: all).
+    logits, once the prompt has twice as many (0: all).
     """
 
 def ruvllm_policy(

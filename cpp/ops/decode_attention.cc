@@ -117,16 +117,24 @@ void DecodeAttention::set_memory(size_t token, size_t kv_head, const MemorySet& 
 void DecodeAttention::read_copy(const PromptMemory::Rows& copy, HeadKeys& keys) {
   const int32_t* const listed = keys.positions;
   if (listed == nullptr) {
-    if (keys.begin == 0) keys.rows = &copy, keys.n_rows = copy.n_rows;
+    if (keys.begin == 0) {
+      keys.rows = &copy;
+      keys.n_rows = copy.n_rows;
+    }
   } else {
     const int32_t* const end = listed + keys.n_keys - 1;
     const auto n =
         static_cast<size_t>(std::lower_bound(listed, end, static_cast<int32_t>(copy.n_rows)) - listed);
     if (keys.n_keys - n == keys.position + 1 - copy.n_rows) {
-      keys.rows = &copy, keys.n_rows = n, keys.listed_rows = listed, keys.positions = nullptr;
+      keys.rows = &copy;
+      keys.n_rows = n;
+      keys.listed_rows = listed;
+      keys.positions = nullptr;
     }
   }
-  if (keys.rows) keys.begin = copy.n_rows, keys.n_keys = keys.position + 1 - copy.n_rows;
+  if (keys.rows == nullptr) return;
+  keys.begin = copy.n_rows;
+  keys.n_keys = keys.position + 1 - copy.n_rows;
 }
 
 void DecodeAttention::set_memory(size_t token, size_t kv_head, const PromptMemory::Rows& rows, size_t begin,
@@ -201,7 +209,7 @@ size_t DecodeAttention::bytes_read(size_t n_tokens, const LayerKv& kv) const {
 // place.
 bool DecodeAttention::lies_in_pages(const HeadKeys& keys, const Range& range) {
   const size_t end = range.first + range.n_keys;
-  const int32_t* const listed = range.is_of_rows ? keys.listed_rows : keys.positions;
+  const int32_t* const listed = keys.listed(range);
   if (listed == nullptr || range.n_keys % kNeighbourRows != 0) return false;
   if (!range.is_of_rows && end >= keys.n_keys) return false;  // has the token's own
   constexpr size_t kLast = kNeighbourRows - 1;
@@ -213,13 +221,13 @@ bool DecodeAttention::lies_in_pages(const HeadKeys& keys, const Range& range) {
 
 // Whether a range is read where it lies.
 bool DecodeAttention::is_in_place(const HeadKeys& keys, const Range& range) {
-  return (range.is_of_rows ? keys.listed_rows : keys.positions) == nullptr || lies_in_pages(keys, range);
+  return keys.listed(range) == nullptr || lies_in_pages(keys, range);
 }
 
 // Listed positions as runs of rows that lie one after another in the cache; returns their number.
 size_t DecodeAttention::find_runs(const HeadKeys& keys, const Range& range, Run* runs) {
   const bool has_own = !range.is_of_rows && range.first + range.n_keys == keys.n_keys;
-  const int32_t* const listed = range.is_of_rows ? keys.listed_rows : keys.positions;
+  const int32_t* const listed = keys.listed(range);
   const size_t end = range.first + range.n_keys - has_own;
   size_t n_runs = 0;
   const auto append = [&](size_t position) {
@@ -264,7 +272,7 @@ DecodeAttention::Rows DecodeAttention::find_rows(const HeadKeys& keys, const Ran
   const bool is_one_row = plan_.shape.heads.values_are_keys;
   const KvRows k = range.is_of_rows ? keys.rows->k : kv.k(kv_head),
                v = range.is_of_rows ? keys.rows->v : kv.v(kv_head);
-  const int32_t* const listed = range.is_of_rows ? keys.listed_rows : keys.positions;
+  const int32_t* const listed = keys.listed(range);
   if (listed == nullptr) {
     const size_t first = range.first + (range.is_of_rows ? 0 : keys.begin);
     return {k.row(first), is_one_row ? k.row(first) : v.row(first)};

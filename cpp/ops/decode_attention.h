@@ -53,6 +53,11 @@ class DecodeAttention {
   void run(MatView<const float> q, const LayerKv& kv, MatView<float> out, KeySums sums = {}) const;
 
  private:
+  // Keys [first, first + n_keys) of one of the parts; beyond the last range n_keys is 0.
+  struct Range {
+    bool is_of_rows;
+    size_t first, n_keys;
+  };
   // The keys that a KV head reads for a token: gathered or copied rows, if there are any, all or those
   // listed, and then positions, a range or a list and the token's own. Both parts begin with a range of their
   // own.
@@ -64,14 +69,11 @@ class DecodeAttention {
     size_t n_rows = 0;  // of `rows` or of the list
     size_t n_ranges() const;
     bool is_listed() const { return positions || listed_rows; }
+    // The list of the part that the range is of, null if it is read row after row.
+    const int32_t* listed(const Range& range) const { return range.is_of_rows ? listed_rows : positions; }
     bool reads_like(const HeadKeys& other) const {
       return !is_listed() && !other.is_listed() && rows == other.rows && begin == other.begin;
     }
-  };
-  // Keys [first, first + n_keys) of one of the parts; beyond the last range n_keys is 0.
-  struct Range {
-    bool is_of_rows;
-    size_t first, n_keys;
   };
   // Ranges whose results are kept until they are merged: as many as there is room for with so many tokens.
   struct Round {

@@ -58,9 +58,10 @@ PromptMemory::PromptMemory(const SparsePolicy& policy, bool is_used, const Polic
     rows.biases = arena.take<float>(rows.capacity);
     rows.positions = arena.take<int32_t>(rows.capacity);
     rows_.push_back(rows);
-    const size_t n = kv_shape.max_context;
-    const bool has_copy = is_rounded(slot) && policy.rounds_prompt(first_slot_ + head, n);
-    copies_.push_back(take_rows(types, slot, has_copy ? n : 0, arena));
+    const PromptLengths rounded = policy.rounded_prompts(first_slot_ + head);
+    const size_t n_copied = std::min(kv_shape.max_context, rounded.most);
+    copies_.push_back(
+        take_rows(types, slot, is_rounded(slot) && rounded.hold(n_copied) ? n_copied : 0, arena));
   }
 }
 
@@ -105,7 +106,7 @@ void PromptMemory::copy_prompt(const SparsePolicy& policy, const KernelTable& ta
   for (size_t head = 0; head < n_kv_heads_; ++head) {
     Rows& copy = copies_[head];
     if (copy.capacity == 0) continue;
-    copy.is_chosen = policy.rounds_prompt(first_slot_ + head, n_tokens);
+    copy.is_chosen = policy.rounded_prompts(first_slot_ + head).hold(n_tokens);
     if (!copy.is_chosen) {
       n_copied_ = 0;
       continue;

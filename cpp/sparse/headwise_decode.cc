@@ -30,16 +30,17 @@ HeadwiseDecode::HeadwiseDecode(const HeadwiseOptions& options, PageSums& sums)
   for (const size_t budget : budgets_) EH2O_CHECK(budget > 0, "a budget is 0; it must be at least 1");
 }
 
-bool HeadwiseDecode::is_used(const PolicyShape& shape) const {
-  const auto has_budget = [](size_t budget) { return budget != HeadwiseOptions::kFull; };
-  return options_.decode_from <= std::min(shape.max_context, options_.decode_until) &&
-         std::any_of(budgets_.begin(), budgets_.end(), has_budget);
+bool HeadwiseDecode::has_budgets() const {
+  return std::any_of(budgets_.begin(), budgets_.end(),
+                     [](size_t budget) { return budget != HeadwiseOptions::kFull; });
 }
 
-bool HeadwiseDecode::rounds_prompt(size_t slot, size_t n_tokens) const {
-  const auto has_budget = [](size_t budget) { return budget != HeadwiseOptions::kFull; };
-  return serves(n_tokens) && !has_budget(budgets_[slot]) &&
-         std::any_of(budgets_.begin(), budgets_.end(), has_budget);
+bool HeadwiseDecode::is_used(const PolicyShape& shape) const {
+  return options_.decode_from <= std::min(shape.max_context, options_.decode_until) && has_budgets();
+}
+
+PromptLengths HeadwiseDecode::rounded_prompts(size_t slot) const {
+  return budgets_[slot] == HeadwiseOptions::kFull && has_budgets() ? served() : PromptLengths{};
 }
 
 bool HeadwiseDecode::has_pages(const PolicyShape& shape) const {
@@ -135,7 +136,7 @@ size_t HeadwiseDecode::prompt_rows(const PolicyShape& shape, size_t slot) const 
 MemorySet HeadwiseDecode::end_prompt(size_t slot, const SelectionInput& input) {
   const size_t n_tokens = input.chunk.begin, n_positions = capacity(shape_, slot);
   const MemorySet everything = MemorySet::all_of({0, n_tokens});
-  if (!serves(n_tokens)) return everything;
+  if (!served().hold(n_tokens)) return everything;
   if (has_pages_[slot]) pages_.end_prompt(slot, input);
   if (n_positions == 0 || n_tokens <= n_positions) return everything;
   if (hitters_.n_sampled(slot) < kLeastSampled) return everything;

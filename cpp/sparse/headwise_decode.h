@@ -39,7 +39,7 @@ class HeadwiseDecode {
   void observe_sample(size_t slot, size_t n_queries, Span<const float> sums);
   size_t prompt_rows(const PolicyShape& shape, size_t slot) const;
   MemorySet end_prompt(size_t slot, const SelectionInput& input);
-  bool rounds_prompt(size_t slot, size_t n_tokens) const;
+  PromptLengths rounded_prompts(size_t slot) const;
   bool prepare_decode(size_t slot, const SelectionInput& input) {
     return has_pages_[slot] && pages_.prepare_decode(slot, input);
   }
@@ -56,10 +56,9 @@ class HeadwiseDecode {
   void load(size_t n_tokens, ByteReader& in);
 
  private:
-  // Whether tokens after a prompt of n_tokens go by budgets.
-  bool serves(size_t n_tokens) const {
-    return n_tokens >= options_.decode_from && n_tokens <= options_.decode_until;
-  }
+  // Of prompts after which tokens go by budgets.
+  PromptLengths served() const { return {options_.decode_from, options_.decode_until}; }
+  bool has_budgets() const;
   bool has_pages(const PolicyShape& shape) const;
   size_t capacity(const PolicyShape& shape, size_t slot) const;  // 0: the whole prompt
 

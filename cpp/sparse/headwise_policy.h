@@ -59,9 +59,7 @@ class HeadwisePolicy final : public SparsePolicy {
   MemorySet end_prompt(size_t slot, const SelectionInput& input) override {
     return decode_.end_prompt(slot, input);
   }
-  bool rounds_prompt(size_t slot, size_t n_tokens) const override {
-    return decode_.rounds_prompt(slot, n_tokens);
-  }
+  PromptLengths rounded_prompts(size_t slot) const override { return decode_.rounded_prompts(slot); }
 
   // Landmarks are made again from the cached rows.
   bool can_be_saved() const override { return true; }

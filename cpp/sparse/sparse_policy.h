@@ -176,6 +176,12 @@ struct SelectionInput {
   float scale = 0.0f;
 };
 
+// Numbers of tokens, none by default.
+struct PromptLengths {
+  size_t least = SIZE_MAX, most = 0;
+  bool hold(size_t n_tokens) const { return n_tokens >= least && n_tokens <= most; }
+};
+
 class SparsePolicy {
  public:
   virtual ~SparsePolicy() = default;
@@ -237,9 +243,9 @@ class SparsePolicy {
   virtual MemorySet end_prompt(size_t /*slot*/, const SelectionInput& input) {
     return MemorySet::all_of({0, input.chunk.begin});
   }
-  // Whether generated tokens of a slot without prompt_rows may read a prompt of n_tokens, all or parts of it,
-  // from a copy in 8 bits.
-  virtual bool rounds_prompt(size_t /*slot*/, size_t /*n_tokens*/) const { return false; }
+  // Prompts that generated tokens of a slot without prompt_rows may read, all or parts of them, from a copy
+  // in 8 bits.
+  virtual PromptLengths rounded_prompts(size_t /*slot*/) const { return {}; }
 
   // Before select_decode of the slots of a layer: prepare_decode of each, and, if one of them says so,
   // score_decode of all for part 0 to n_parts - 1 of what they choose from, in parallel. What comes out must

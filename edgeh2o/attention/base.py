@@ -215,11 +215,10 @@ class SparseAttentionConfig(ABC):
         return self
 
     def decoding_from(self, n_tokens: int) -> SparseAttentionConfig:
-        """The same where they do so of prompts with fewer than ``n_tokens`` alone."""
-        return self
+        """The same where they do so of prompts with fewer than ``n_tokens`` alone.
 
-    def decoding_as_shown(self) -> SparseAttentionConfig:
-        """The same where they do so of prompts alone that are no longer than those measured."""
+        And of those that are longer than what was measured, if that is known.
+        """
         return self
 
     def decode_rows(self, n_tokens: int) -> Sequence[float] | None:

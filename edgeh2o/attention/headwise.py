@@ -298,10 +298,8 @@ class HeadwiseConfig(HeadwiseSettings):
         )
 
     def decoding_from(self, n_tokens: int) -> HeadwiseConfig:
-        return replace(self, decode_from=n_tokens)
-
-    def decoding_as_shown(self) -> HeadwiseConfig:
-        return replace(self, decode_until=self.found.decode_limit if self.found else None)
+        most = self.found.decode_limit if self.found else None
+        return replace(self, decode_from=n_tokens, decode_until=most)
 
     def decode_rows(self, n_tokens: int) -> Sequence[float] | None:
         return count_decode_rows(self, n_tokens)

@@ -118,8 +118,7 @@ def choose_decode(plan: RunPlan, model: WeighedModel) -> RunPlan:
     least = bisect_left(lengths, True, key=pays)
     if least == len(lengths):
         return replace(plan, attention=attention.decoding_densely())
-    chosen = attention.decoding_as_shown().decoding_from(lengths[least])
-    return replace(plan, attention=chosen)
+    return replace(plan, attention=attention.decoding_from(lengths[least]))
 
 
 def describe_decode(plan: RunPlan, n_tokens: int) -> str:

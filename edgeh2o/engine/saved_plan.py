@@ -82,10 +82,7 @@ def plan_of_fingerprint(
     plans = [own, plan.reading_all(saves_time=True)]
     if isinstance(values, Mapping) and plan.settings.leaves_decode_open:
         least = saved_decode_from(values)
-        plans = [
-            replace(each, attention=each.attention.decoding_as_shown().decoding_from(least))
-            for each in plans
-        ]
+        plans = [replace(each, attention=each.attention.decoding_from(least)) for each in plans]
     for each in plans:
         # As it comes out of a file.
         if json.loads(json.dumps(fingerprint_of(each, model))) == saved:

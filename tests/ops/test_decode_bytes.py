@@ -69,6 +69,23 @@ def test_prompts_that_heads_without_a_budget_read(cache_type: str, n_pages: int)
     assert _bytes_of_one(policy, cache_type) == kept + bounds + 2 * ROW_BYTES[cache_type]
 
 
+@pytest.mark.parametrize("until", [N - 1, N, N + 1])
+def test_a_copy_does_not_depend_on_the_room_behind_it(until: int) -> None:
+    """Of a prompt that is served, in a context that holds longer ones which are not."""
+    policy = _core.headwise_policy(
+        [24, None], local=8, sinks=3, page_size=0, decode_from=64, decode_until=until
+    )
+    qkv = random_qkv(1, n_tokens=N + 1, **SHAPE.heads)
+    attention = make_attention(policy, SHAPE, cache_type="f16", chunk_size=64, max_context=4 * N)
+    prefill(attention, qkv, ends=(N,))
+    decode(attention, qkv, N)
+    own = 2 * ROW_BYTES["f16"]
+    if until >= N:
+        assert attention.decode_bytes == (24 + 8 + N) * ROW_BYTES["q8_0"] + own
+    else:
+        assert attention.decode_bytes == 2 * N * ROW_BYTES["f16"] + own
+
+
 def test_pages_and_their_bounds() -> None:
     n_blocks = N // (2 * BLOCK_PAGES)
     n_rest = N - n_blocks * BLOCK_PAGES * 2
