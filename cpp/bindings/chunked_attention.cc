@@ -171,7 +171,7 @@ class AttentionSequence {
     const py::gil_scoped_release release;
     const std::lock_guard<std::mutex> lock(mutex_);
     const ThreadScope threads(n_threads_);
-    edgeh2o::short_conv(table_, rows, weights.data(), n_taps, state.values(), results);
+    edgeh2o::short_conv(table_, rows, weights.data(), n_taps, state.step(false, 0), results);
     state.advance(n_tokens);
   }
 
@@ -317,12 +317,14 @@ auto with_shape(const F& make) {
                               parse_cache_types(cache_type),
                               parse_attention_precision(precision),
                               true,
-                              {checked_rows, error_limit}};
-    Layers layers(n_layers, {heads, 0});
+                              {checked_rows, error_limit},
+                              false,
+                              false};
+    Layers layers(n_layers, {heads});
     EH2O_CHECK(recurrent.empty() || recurrent.size() == n_layers, "recurrent has the sizes of ",
                recurrent.size(), " layers, there are ", n_layers);
     for (size_t i = 0; i < recurrent.size(); ++i) {
-      if (recurrent[i] > 0) layers[i] = {{}, recurrent[i]};
+      if (recurrent[i] > 0) layers[i] = {{}, {{}, {}, recurrent[i], 2}};  // as those of one input
     }
     return make(policy, heads, layers, shape, threads);
   };

@@ -41,7 +41,9 @@ py::dict to_dict(const cuda::DeviceProperties& p) {
 
 SequenceShape device_shape(size_t max_context, size_t batch_size, size_t chunk_size,
                            const std::string& cache_type, bool all_rows, const ErrorGuard& guard) {
-  return make_shape(max_context, batch_size, chunk_size, cache_type, "f32", all_rows, guard);
+  SequenceShape shape = make_shape(max_context, batch_size, chunk_size, cache_type, "f32", all_rows, guard);
+  shape.looks_ahead = false;
+  return shape;
 }
 
 void check_supported(const PolicyNeeds& needs) {

@@ -56,6 +56,7 @@ inline pybind11::dict to_dict(const SequenceBytes& bytes, size_t activations) {
   pybind11::dict result;
   result["kv_cache"] = bytes.kv_cache;
   if (bytes.recurrent > 0) result["recurrent_state"] = bytes.recurrent;
+  if (bytes.ahead > 0) result["recurrent_ahead"] = bytes.ahead;
   if (activations > 0) result["activations"] = activations;
   result["scratch"] = bytes.scratch;
   result["scores"] = bytes.policy;

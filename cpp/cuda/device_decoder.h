@@ -62,7 +62,7 @@ class DeviceState {
     for (size_t before = 0; before < i; ++before) offset += ropes_[before].size();
     return staged_.as<uint8_t>() + offset;
   }
-  // [n_recurrent] of a recurrent layer.
+  // The numbers of a recurrent layer.
   float* recurrent(size_t layer) const { return recurrent_[layer].as<float>(); }
   // The rows of all tokens from the device to the sequence, or back.
   void download_rows(Sequence& sequence);

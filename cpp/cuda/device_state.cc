@@ -140,7 +140,7 @@ DeviceState::DeviceState(Device& device, const DecoderConfig& config, const Sequ
   for (const LayerSpec& layer : config.layers) {
     const CacheBytes n_bytes = layer_bytes(layer, shape);
     caches_.push_back({DeviceBuffer(device, n_bytes.k), DeviceBuffer(device, n_bytes.v)});
-    recurrent_.emplace_back(device, layer.n_recurrent(config.model_dim) * sizeof(float));
+    recurrent_.emplace_back(device, layer.recurrence(config.model_dim).n_values() * sizeof(float));
   }
   n_replaced_.assign(config.n_layers(), SIZE_MAX);
   const Sizes sizes(config, shape, needs);
@@ -194,7 +194,7 @@ size_t DeviceState::cache_bytes(const DecoderConfig& config, const SequenceShape
 
 size_t DeviceState::recurrent_bytes(const DecoderConfig& config) {
   size_t total = 0;
-  for (const LayerSpec& layer : config.layers) total += layer.n_recurrent(config.model_dim);
+  for (const LayerSpec& layer : config.layers) total += layer.recurrence(config.model_dim).n_values();
   return total * sizeof(float);
 }
 

@@ -110,7 +110,7 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
 std::vector<LayerKeeps> DecoderConfig::keeps() const {
   std::vector<LayerKeeps> result;
   for (const LayerSpec& layer : layers) {
-    result.push_back({layer.heads, layer.n_recurrent(model_dim), layer.window > 0});
+    result.push_back({layer.heads, layer.recurrence(model_dim), layer.window > 0});
   }
   return result;
 }

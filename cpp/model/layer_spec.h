@@ -8,9 +8,8 @@
 
 #include "ops/attention_sizes.h"
 #include "ops/convolution.h"
-#include "ops/delta_net.h"
+#include "ops/recurrence.h"
 #include "ops/rows.h"
-#include "ops/ssd.h"
 
 namespace edgeh2o {
 
@@ -114,17 +113,11 @@ struct LayerSpec {
   bool has_ssd() const { return mixer == MixerKind::kMamba2 || mixer == MixerKind::kAttentionMamba2; }
   // Whether tokens that come later depend on the layer: it stores keys and values or has a recurrent state.
   bool keeps_tokens() const { return has_mixer() && (mixer != MixerKind::kAttention || heads.has_own_kv()); }
-  // Numbers that the layer keeps of the tokens before beside keys and values: matrices of a recurrence, then
-  // inputs of the convolution.
-  size_t n_recurrent(size_t model_dim) const {
-    switch (mixer) {
-      case MixerKind::kShortConv:
-        return (n_conv_taps - 1) * model_dim;
-      case MixerKind::kDeltaNet:
-        return delta.n_state() + (n_conv_taps - 1) * delta.conv_dim();
-      default:
-        return has_ssd() ? ssd.n_state() + (n_conv_taps - 1) * ssd.conv_dim() : 0;
-    }
+  // What the layer keeps of the tokens before beside keys and values.
+  Recurrence recurrence(size_t model_dim) const {
+    if (mixer == MixerKind::kShortConv) return {{}, {}, model_dim, n_conv_taps};
+    if (mixer == MixerKind::kDeltaNet) return {delta, {}, delta.conv_dim(), n_conv_taps};
+    return has_ssd() ? Recurrence{{}, ssd, ssd.conv_dim(), n_conv_taps} : Recurrence{};
   }
   size_t gate_dim() const { return has_output_gate ? heads.q_dim() : 0; }
   // What a layer with attention makes of its input.

@@ -1,6 +1,7 @@
 #include "ops/delta_net.h"
 
 #include <cmath>
+#include <cstring>
 
 #include "base/arena.h"
 #include "base/check.h"
@@ -38,11 +39,11 @@ size_t delta_scratch_bytes(const DeltaHeads& heads) {
 }
 
 void delta_net(const KernelTable& table, const DeltaHeads& heads, MatView<const float> qkv,
-               MatView<const float> rates, MatView<const float> decays, float* state, MatView<float> out,
+               MatView<const float> rates, MatView<const float> decays, StateStep state, MatView<float> out,
                uint8_t* scratch) {
   const size_t dim = heads.head_dim, n_slices = dim / kDeltaColumns;
   // A head's slices share the products of its queries and keys; one by one tokens have none to share.
-  const bool in_chunks = qkv.rows >= kLeastDeltaTokens;
+  const bool in_chunks = scratch && qkv.rows >= kLeastDeltaTokens;
   const size_t n_at_once = in_chunks ? n_slices : 1;
   parallel_for(heads.n_value_heads * n_slices / n_at_once, [&](size_t task, size_t thread) {
     const size_t first = task * n_at_once, head = first / n_slices, column = first * kDeltaColumns;
@@ -56,7 +57,11 @@ void delta_net(const KernelTable& table, const DeltaHeads& heads, MatView<const 
     slice.decays = decays.data + head;
     slice.rates = rates.data + head;
     slice.gate_stride = rates.stride;
-    slice.state = state + first * dim * kDeltaColumns;
+    const StateStep own = state.at(first * dim * kDeltaColumns);
+    if (own.before != own.after) {
+      std::memcpy(own.after, own.before, n_at_once * dim * kDeltaColumns * sizeof(float));
+    }
+    slice.state = own.after;
     slice.out = out.data + column;
     slice.out_stride = out.stride;
     if (in_chunks) {

@@ -6,6 +6,7 @@
 
 #include "base/mat_view.h"
 #include "isa/kernel_table.h"
+#include "ops/state_step.h"
 
 namespace edgeh2o {
 
@@ -33,12 +34,12 @@ void find_gates(MatView<float> rates, MatView<float> decays, const float* a, con
 // Bytes of scratch that delta_net needs per thread, aligned.
 size_t delta_scratch_bytes(const DeltaHeads& heads);
 
-// qkv [n][conv_dim]: queries, keys, values; out [n][value_dim]. state [n_state] goes from the token before
-// them to the last: [value_head][head_dim / kDeltaColumns][head_dim][kDeltaColumns]. Tokens go through it in
-// chunks of kDeltaTokens, so that the same n tokens have the same bits in calls that begin at multiples of
-// it. scratch: num_threads() x delta_scratch_bytes.
+// qkv [n][conv_dim]: queries, keys, values; out [n][value_dim]. The state [n_state] goes from the token
+// before them to the last: [value_head][head_dim / kDeltaColumns][head_dim][kDeltaColumns]. Tokens go through
+// it in chunks of kDeltaTokens, so that the same n tokens have the same bits in calls that begin at multiples
+// of it. scratch: num_threads() x delta_scratch_bytes; null: tokens go one by one, however many there are.
 void delta_net(const KernelTable& table, const DeltaHeads& heads, MatView<const float> qkv,
-               MatView<const float> rates, MatView<const float> decays, float* state, MatView<float> out,
+               MatView<const float> rates, MatView<const float> decays, StateStep state, MatView<float> out,
                uint8_t* scratch);
 
 }  // namespace edgeh2o

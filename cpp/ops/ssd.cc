@@ -1,6 +1,7 @@
 #include "ops/ssd.h"
 
 #include <cmath>
+#include <cstring>
 
 #include "base/check.h"
 #include "base/parallel.h"
@@ -37,7 +38,7 @@ void find_rates(MatView<float> rates, MatView<float> decays, const float* a, con
 }
 
 void ssd(const KernelTable& table, const SsdHeads& heads, MatView<const float> rows,
-         MatView<const float> rates, MatView<const float> decays, const float* skips, float* state,
+         MatView<const float> rates, MatView<const float> decays, const float* skips, StateStep state,
          MatView<float> out) {
   const size_t n_slices = heads.head_dim / kSsdColumns, group_size = heads.n_heads / heads.n_groups;
   parallel_for(heads.n_heads * n_slices, [&](size_t task, size_t) {
@@ -52,8 +53,11 @@ void ssd(const KernelTable& table, const SsdHeads& heads, MatView<const float> r
     slice.decays = decays.data + head;
     slice.rates = rates.data + head;
     slice.gate_stride = rates.stride;
-    slice.skip = skips[head];
-    slice.state = state + task * heads.state_dim * kSsdColumns;
+    slice.skip = skips ? skips[head] : 0.0f;
+    const size_t n_numbers = heads.state_dim * kSsdColumns;
+    const StateStep own = state.at(task * n_numbers);
+    if (own.before != own.after) std::memcpy(own.after, own.before, n_numbers * sizeof(float));
+    slice.state = own.after;
     slice.out = out.data + column;
     slice.out_stride = out.stride;
     table.ssd_f32(slice);

@@ -5,14 +5,14 @@
 
 #include "base/byte_stream.h"
 #include "ops/attention_sizes.h"
+#include "ops/recurrence.h"
 
 namespace edgeh2o {
 
-// What a layer keeps of the tokens: keys and values of its heads, a recurrent state of so many numbers, both,
-// or nothing.
+// What a layer keeps of the tokens: keys and values of its heads, a recurrent state, both, or nothing.
 struct LayerKeeps {
   AttentionHeads heads;
-  size_t n_recurrent = 0;
+  Recurrence recurrence = {};
   bool is_windowed = false;  // queries see the latest positions only, whatever the policy says
 };
 

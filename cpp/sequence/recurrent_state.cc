@@ -1,26 +1,117 @@
 #include "sequence/recurrent_state.h"
 
 #include <algorithm>
+#include <cstring>
+#include <utility>
 
 namespace edgeh2o {
+namespace {
 
-RecurrentState::RecurrentState(size_t n_values, Arena& arena)
-    : values_(arena.take<float>(n_values)), n_values_(n_values) {}
+void copy_rows(float* to, MatView<const float> rows) {
+  for (size_t i = 0; i < rows.rows; ++i) {
+    std::memcpy(to + i * rows.cols, rows.row(i), rows.cols * sizeof(float));
+  }
+}
+
+}  // namespace
+
+RecurrentState::RecurrentState(const Recurrence& recurrence, size_t most_ahead, Arena& arena)
+    : recurrence_(recurrence), values_(arena.take<float>(recurrence.n_values())) {
+  if (most_ahead < 2) return;
+  ahead_ = arena.take<float>(recurrence.n_values());
+  inputs_ = arena.take<float>(most_ahead * recurrence.conv_dim);
+  if (recurrence.n_matrices() == 0) return;
+  rows_ = arena.take<float>(most_ahead * recurrence.conv_dim);
+  rates_ = arena.take<float>(most_ahead * recurrence.n_gates());
+  decays_ = arena.take<float>(most_ahead * recurrence.n_gates());
+  discarded_ = arena.take<float>(recurrence.out_dim());
+}
+
+size_t RecurrentState::ahead_bytes(const Recurrence& recurrence, size_t most_ahead) {
+  Arena with, without;
+  RecurrentState(recurrence, most_ahead, with);
+  RecurrentState(recurrence, 0, without);
+  return with.used() - without.used();
+}
+
+float* RecurrentState::values() {
+  EH2O_CHECK(n_ahead_ == 0, "a recurrent state is asked for before it is settled");
+  return values_;
+}
+
+StateStep RecurrentState::step(bool looks_ahead, size_t begin) {
+  if (!looks_ahead) return {values(), values_};
+  return {begin == 0 ? values() : ahead_, ahead_};
+}
+
+void RecurrentState::note_inputs(size_t begin, MatView<const float> inputs) {
+  copy_rows(inputs_ + begin * inputs.cols, inputs);
+}
+
+void RecurrentState::note_rows(size_t begin, MatView<const float> rows, MatView<const float> rates,
+                               MatView<const float> decays) {
+  copy_rows(rows_ + begin * rows.cols, rows);
+  copy_rows(rates_ + begin * rates.cols, rates);
+  copy_rows(decays_ + begin * decays.cols, decays);
+}
+
+void RecurrentState::advance(size_t n_tokens) {
+  if (n_ahead_ > 0) {
+    EH2O_CHECK(n_tokens <= n_ahead_ - n_kept_, "a recurrent state that has looked at ", n_ahead_,
+               " tokens cannot count ", n_kept_ + n_tokens);
+    n_kept_ += n_tokens;
+  }
+  n_tokens_ += n_tokens;
+}
+
+void RecurrentState::look_ahead(size_t n_tokens) {
+  n_ahead_ = n_kept_ = n_tokens;
+  n_tokens_ += n_tokens;
+}
+
+void RecurrentState::settle(const KernelTable& table) {
+  if (n_ahead_ == 0) return;
+  const size_t n = n_kept_;
+  if (n == n_ahead_) {
+    std::swap(values_, ahead_);
+  } else {
+    const StateStep own{values_, values_};
+    const auto noted = [n](float* data, size_t cols) { return MatView<const float>{data, n, cols, cols}; };
+    const MatView<const float> rows = noted(rows_, recurrence_.conv_dim),
+                               rates = noted(rates_, recurrence_.n_gates()),
+                               decays = noted(decays_, recurrence_.n_gates());
+    const MatView<float> out{discarded_, n, recurrence_.out_dim(), 0};  // one row for all tokens
+    keep_inputs(noted(inputs_, recurrence_.conv_dim), recurrence_.n_conv_taps,
+                own.at(recurrence_.n_matrices()));
+    if (!recurrence_.delta.is_none()) {
+      delta_net(table, recurrence_.delta, rows, rates, decays, own, out, nullptr);
+    } else if (!recurrence_.ssd.is_none()) {
+      ssd(table, recurrence_.ssd, rows, rates, decays, nullptr, own, out);
+    }
+  }
+  n_ahead_ = n_kept_ = 0;
+}
 
 void RecurrentState::rewind(size_t n_tokens) {
   if (n_tokens == n_tokens_ && n_tokens > 0) return;
+  if (n_tokens > 0 && n_tokens < n_tokens_ && n_tokens_ - n_tokens <= n_kept_) {
+    n_kept_ -= n_tokens_ - n_tokens;
+    n_tokens_ = n_tokens;
+    return;
+  }
   EH2O_CHECK(n_tokens == 0, "a recurrent state of ", n_tokens_, " tokens cannot go back to ", n_tokens);
   // Of no tokens too: an interrupted call leaves numbers behind before it counts its tokens.
-  std::fill_n(values_, n_values_, 0.0f);
-  n_tokens_ = 0;
+  std::fill_n(values_, recurrence_.n_values(), 0.0f);
+  n_tokens_ = n_ahead_ = n_kept_ = 0;
   ++n_replaced_;
 }
 
-void RecurrentState::save(ByteWriter& out) const { out.put_array(values_, n_values_); }
+void RecurrentState::save(ByteWriter& out) const { out.put_array(values_, recurrence_.n_values()); }
 
 void RecurrentState::load(size_t n_tokens, ByteReader& in) {
-  in.take_array(values_, n_values_);
+  in.take_array(values_, recurrence_.n_values());
   n_tokens_ = n_tokens;
+  n_ahead_ = n_kept_ = 0;
   ++n_replaced_;
 }
 

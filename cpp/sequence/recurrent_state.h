@@ -1,34 +1,64 @@
-// What a recurrent layer keeps of the tokens that it has read: numbers whose count does not depend on how
-// many there were. They are of the last token alone, so that nothing of them can be taken back.
+// What a recurrent layer keeps of the tokens that it has read. The numbers are those of the last token alone.
+//
+// A call that looks ahead leaves them apart: until it is known how many of its tokens count, the numbers
+// before it stay, beside those after all of its tokens and what went into the recurrence of each. `settle`
+// takes the latter numbers if all count, and else goes through those that do once more, which needs no
+// weights.
 #pragma once
 
 #include "base/arena.h"
+#include "base/mat_view.h"
+#include "isa/kernel_table.h"
+#include "ops/recurrence.h"
 #include "sequence/layer_state.h"
 
 namespace edgeh2o {
 
 class RecurrentState final : public LayerState {
  public:
-  // Takes n_values numbers from the arena, which may still be counting; zero is the state of no tokens.
-  RecurrentState(size_t n_values, Arena& arena);
+  // Takes its numbers from the arena, which may still be counting; zero is the state of no tokens. A call
+  // that looks ahead has up to most_ahead tokens; below 2 there is none, and nothing is taken for it.
+  RecurrentState(const Recurrence& recurrence, size_t most_ahead, Arena& arena);
+  // What that takes.
+  static size_t ahead_bytes(const Recurrence& recurrence, size_t most_ahead);
 
-  float* values() { return values_; }
-  size_t n_values() const { return n_values_; }
+  // Of all tokens; throws std::invalid_argument where that is not settled.
+  float* values();
+  size_t n_values() const { return recurrence_.n_values(); }
   // How often the numbers were replaced by others than those of the next tokens: who keeps a copy elsewhere,
   // on a device, has to take them again.
   size_t n_replaced() const { return n_replaced_; }
 
+  // For the rows of a call from its row `begin` on, taken in order.
+  StateStep step(bool looks_ahead, size_t begin);
+  // Of such rows of a call that looks ahead: inputs [n][conv_dim] of the convolution, and, where there are
+  // matrices, what comes out of it and their gates, [n][n_gates] each.
+  void note_inputs(size_t begin, MatView<const float> inputs);
+  void note_rows(size_t begin, MatView<const float> rows, MatView<const float> rates,
+                 MatView<const float> decays);
+
   size_t n_tokens() const override { return n_tokens_; }
-  void advance(size_t n_tokens) override { n_tokens_ += n_tokens; }
-  // To where it is, or to nothing. Throws std::invalid_argument for all between.
+  // After a call that looked ahead: tokens of it that count too.
+  void advance(size_t n_tokens) override;
+  // Counts the tokens of a call that looked ahead, all of them: `rewind` takes back those that do not count.
+  void look_ahead(size_t n_tokens);
+  void settle(const KernelTable& table);
+  // To where it is, to tokens of a call that looked ahead, or to nothing. Throws std::invalid_argument for
+  // all between.
   void rewind(size_t n_tokens) override;
   void renumber(size_t n_tokens) override { n_tokens_ = n_tokens; }
-  void save(ByteWriter& out) const override;
+  void save(ByteWriter& out) const override;  // what is settled
   void load(size_t n_tokens, ByteReader& in) override;
 
  private:
+  Recurrence recurrence_;
   float* values_;
-  size_t n_values_, n_tokens_ = 0, n_replaced_ = 0;
+  float* ahead_ = nullptr;                                  // numbers after all tokens of the call
+  float *inputs_ = nullptr, *rows_ = nullptr;               // [most_ahead][conv_dim]
+  float *rates_ = nullptr, *decays_ = nullptr;              // [most_ahead][n_gates]
+  float* discarded_ = nullptr;                              // [out_dim]
+  size_t n_ahead_ = 0, n_kept_ = 0;                         // tokens of the call, and those that count
+  size_t n_tokens_ = 0, n_replaced_ = 0;
 };
 
 }  // namespace edgeh2o

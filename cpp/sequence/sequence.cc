@@ -147,8 +147,8 @@ Sequence::Sequence(const KernelTable& table, const std::vector<LayerKeeps>& laye
       const AttentionHeads& heads = layers[i].heads;
       std::unique_ptr<AttentionState> rows;
       std::unique_ptr<RecurrentState> recurrent;
-      if (layers[i].n_recurrent > 0) {
-        recurrent = std::make_unique<RecurrentState>(layers[i].n_recurrent, arena_);
+      if (layers[i].recurrence.n_values() > 0) {
+        recurrent = std::make_unique<RecurrentState>(layers[i].recurrence, most_decoded(shape), arena_);
       }
       if (!heads.is_none() && heads.has_own_kv()) {
         rows = std::make_unique<AttentionState>(table, heads, shape.cache_types, shape.max_context, arena_);
@@ -171,7 +171,7 @@ Sequence::Sequence(const KernelTable& table, const std::vector<LayerKeeps>& laye
   prompt_arena_.allocate();
   make_layers();
   for (const LayerKeeps& layer : layers) {
-    is_recurrent_ |= layer.n_recurrent > 0;
+    is_recurrent_ |= layer.recurrence.n_values() > 0;
   }
   n_all_sets_ = told.n_slots();
   sampled_.reserve(sampled_numbers(plans_, kv_shape_));
@@ -188,10 +188,13 @@ SequenceBytes Sequence::estimate_bytes(const KernelTable& table, const std::vect
   const std::vector<AttentionPlan> plans = make_plans(table, layers, policy, shape);
   const PolicyShape told = policy_shape(layers, shape, policy.splits_groups()), kv_shape = told.of_kv_heads();
   Arena rows, recurrent;
-  size_t received = 0;
+  size_t received = 0, ahead = 0;
   for (size_t i = 0; i < layers.size(); ++i) {
     const AttentionHeads& heads = layers[i].heads;
-    if (layers[i].n_recurrent > 0) RecurrentState(layers[i].n_recurrent, recurrent);
+    if (layers[i].recurrence.n_values() > 0) {
+      RecurrentState(layers[i].recurrence, 0, recurrent);
+      ahead += RecurrentState::ahead_bytes(layers[i].recurrence, most_decoded(shape));
+    }
     if (!heads.is_none() && heads.has_own_kv()) {
       AttentionState(table, heads, shape.cache_types, shape.max_context, rows);
       if (shape.evicts) received += ReceivedAttention::bytes(heads.n_kv_heads, shape.max_context);
@@ -200,7 +203,8 @@ SequenceBytes Sequence::estimate_bytes(const KernelTable& table, const std::vect
                  shape.cache_types, heads.values_are_keys, rows);
   }
   received += sampled_numbers(plans, kv_shape) * sizeof(float);
-  return {rows.used(), recurrent.used(), most_scratch(plans, n_threads), policy.state_bytes(told) + received};
+  return {rows.used(), recurrent.used(), ahead, most_scratch(plans, n_threads),
+          policy.state_bytes(told) + received};
 }
 
 void Sequence::change_plans(const std::function<void(AttentionShape&)>& change) {
@@ -258,8 +262,15 @@ void Sequence::begin_call() {
   check_whole();
   call_begin_ = position();
   ahead_.clear();
+  settle();
   n_repeats_ = 0;
   is_broken_ = true;
+}
+
+void Sequence::settle() const {
+  for (const Layer& layer : layers_) {
+    if (layer.recurrent) layer.recurrent->settle(plans_[0].table);
+  }
 }
 
 void Sequence::check_whole() const {

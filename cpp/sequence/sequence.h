@@ -52,6 +52,7 @@ struct SequenceShape {
   bool all_rows = true;  // the last layer is computed, scored and kept for all tokens of a prompt
   ErrorGuard guard = {};
   bool evicts = false;  // rows may be evicted; see Sequence::allow_eviction
+  bool looks_ahead = true;  // decode calls may have several tokens, some of which are taken back
 };
 
 // How the keys of a layer are rotated back by so many positions: cos and -sin, [most + 1][n_pairs].
@@ -65,6 +66,7 @@ struct Rotation {
 struct SequenceBytes {
   size_t kv_cache;         // and what generated tokens read of the prompt, where that is gathered
   size_t recurrent;        // states of the recurrent layers
+  size_t ahead;            // and what calls that look ahead take besides
   size_t scratch, policy;  // scratch: of a workspace, for the widest layer
 };
 
@@ -180,7 +182,8 @@ class Sequence {
   bool has_recurrent(size_t i) const { return layers_[i].recurrent != nullptr; }  // else no recurrent(i)
   RecurrentState& recurrent(size_t i) { return *layers_[i].recurrent; }
   const RecurrentState& recurrent(size_t i) const { return *layers_[i].recurrent; }
-  // Whether there are such layers: tokens then cannot be taken back one by one, nor looked at ahead.
+  // Whether there are such layers: tokens then cannot be taken back one by one, but for those that were
+  // looked at ahead.
   bool is_recurrent() const { return is_recurrent_; }
 
   // Tokens that all layers have read, before the call that is running or was interrupted. Throws
@@ -199,9 +202,7 @@ class Sequence {
   // them. Throws std::invalid_argument for more than there are.
   void append_ahead(Span<const int32_t> tokens);
   void accept(size_t n);
-  size_t max_decode_tokens() const {
-    return is_recurrent() || shape_.evicts ? 1 : std::min(kMaxDecodeTokens, shape_.batch_size);
-  }
+  size_t max_decode_tokens() const { return most_decoded(shape_); }
 
   // The rest of the prompt is multiplied so, and, if it reads_all, read densely without a guard. The scratch
   // changes. Throws std::invalid_argument for a precision that the table has not got.
@@ -306,6 +307,10 @@ class Sequence {
   }
   // Makes all plans anew, of other shapes.
   void change_plans(const std::function<void(AttentionShape&)>& change);
+  static size_t most_decoded(const SequenceShape& shape) {
+    return shape.evicts || !shape.looks_ahead ? 1 : std::min(kMaxDecodeTokens, shape.batch_size);
+  }
+  void settle() const;                        // the states of recurrent layers, after a call that looked ahead
   bool can_rewind_to(size_t position) const;  // without a mark
   void drop_marks();
   void rewind_layers(size_t position);

@@ -158,6 +158,7 @@ std::vector<uint8_t> Sequence::save_state() const {
   EH2O_CHECK(!is_broken_, "the last call was interrupted: there is no state to save");
   EH2O_CHECK(n_evicted_ == 0, n_evicted_,
              " of its tokens were evicted from the cache (--context-full evict)");
+  settle();
   ByteWriter out;
   out.put<uint64_t>(position());
   out.put<uint64_t>(prefill_end_);

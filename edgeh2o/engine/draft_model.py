@@ -11,7 +11,7 @@ from ..config import DRAFT_OFF, SamplingParams
 from ..errors import UsageError
 from ..model_config import ModelConfig
 from ..runners.base import use_small_pages
-from .drafting import why_single_tokens
+from .drafting import why_no_drafts, why_single_tokens
 from .memory_fit import start_runner
 
 if TYPE_CHECKING:
@@ -125,12 +125,12 @@ class DraftModel:
         yield self.runner
 
 
-def check_kind(config: ModelConfig, device: str, what: str) -> None:
-    """Raises UsageError for a model whose tokens cannot be checked together and taken back."""
-    if cause := why_single_tokens(config, device):
+def check_kind(config: ModelConfig, device: str, what: str, *, is_draft: bool) -> None:
+    """Raises UsageError for a model that cannot check drafts, or, ``is_draft``, write them."""
+    if cause := (why_no_drafts if is_draft else why_single_tokens)(config, device):
         raise UsageError(
             f"{what} cannot be used with a draft model (--draft): {cause}; leave --draft out, or "
-            "use GGUF files or safetensors of attention models on the CPU"
+            "use GGUF files or safetensors on the CPU, for the drafts of an attention model"
         )
 
 

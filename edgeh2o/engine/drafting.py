@@ -21,9 +21,14 @@ def why_single_tokens(config: ModelConfig, device: str) -> str:
         return "on a GPU they take one token a call"
     if not isinstance(config, DecoderConfig):
         return "it is an ONNX model, whose results depend on how many tokens go together"
-    if config.is_recurrent:
-        return "it has recurrent layers, which cannot take back a token that was wrong"
     return ""
+
+
+def why_no_drafts(config: ModelConfig, device: str) -> str:
+    """Why a model cannot write drafts, which it takes back token by token; empty if it can."""
+    if not (cause := why_single_tokens(config, device)) and config.is_recurrent:
+        return "it has recurrent layers, which cannot take back what they have drafted"
+    return cause
 
 
 class Drafter(Protocol):

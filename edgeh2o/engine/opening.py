@@ -216,11 +216,11 @@ def _load_draft(model: str, runtime: RuntimeConfig, target: ModelFile, plan: Run
     from ..attention.headwise import HeadwiseConfig
     from .draft_model import DraftModel, check_draft, check_kind
 
-    check_kind(target.config, plan.device, "the model")
+    check_kind(target.config, plan.device, "the model", is_draft=False)
     path = resolve_model(model)
     packed_weights = PACKED_OFF if path.is_dir() else runtime.packed_weights
     with open_model(path, packed_weights=packed_weights) as file:
-        check_kind(file.config, plan.device, f"the draft model {path}")
+        check_kind(file.config, plan.device, f"the draft model {path}", is_draft=True)
         check_draft(target.tokenizer, file.tokenizer, path)
         own = replace(runtime, context_size=None, rope=ROPE_OF_FILE, draft=None)
         draft_plan = RunPlan.of(

@@ -170,7 +170,6 @@ def _refuse(what: str, cure: str, sampling: SamplingParams) -> UsageError:
             f"token; {cure}, or use --context-full shift"
         )
     return UsageError(
-        f"{what} is for GGUF models on the CPU without recurrent layers: elsewhere the result of a "
-        "token depends on how many go together, so that the text would change, or a guess that was "
-        f"wrong cannot be taken back; {cure}"
+        f"{what} is for GGUF models on the CPU: elsewhere the result of a token depends on how "
+        f"many go together, so that the text would change; {cure}"
     )

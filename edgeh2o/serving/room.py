@@ -141,7 +141,8 @@ class ConversationRoom:
 
         def written(n: int) -> int:
             parts = self._model.estimate_session_bytes(attention, self._plan.shape(n))
-            return sum(parts.get(part, 0) for part in ("kv_cache", "scores", "recurrent_state"))
+            own = ("kv_cache", "scores", "recurrent_state", "recurrent_ahead")
+            return sum(parts.get(part, 0) for part in own)
 
         answer = OPEN_ANSWER_TOKENS if max_tokens < 0 else min(max_tokens, OPEN_ANSWER_TOKENS)
         whole = max(n_tokens, min(n_tokens + answer, context_limit(self._plan)))

@@ -273,6 +273,43 @@ def test_what_a_closed_stream_leaves_is_what_was_read(
     assert found[0] == found[1]
 
 
+RECURRENT: dict[str, dict[str, Any]] = {
+    "convolutions": {"architecture": "lfm2", "n_layers": 4},
+    "delta nets": {"architecture": "qwen35", "n_layers": 4},
+    "Mamba-2": {"architecture": "falcon-h1", "n_layers": 2},
+}
+
+
+@pytest.mark.parametrize("model", RECURRENT)
+def test_recurrent_layers_take_guesses_back(
+    tiny_model: TinyModelFactory, prompt: list[int], model: str, tmp_path: Path
+) -> None:
+    """Answers of three tokens alone, which repeat themselves now and then."""
+    path = tiny_model(tensor_type="Q4_0", **RECURRENT[model])
+    bias, n_drafted, n_accepted = dict.fromkeys((5, 6, 9), 100.0), 0, 0
+    with LLM(path, prefill=PrefillConfig(batch_size=64, chunk_size=16)) as llm:
+        for lookup, temperature in (("auto", 0.0), ("3", 0.0), ("15", 0.0), ("15", 1.0)):
+            sampling = SamplingParams(
+                temperature=temperature,
+                max_tokens=70,
+                seed=1,
+                logit_bias=bias,
+                frequency_penalty=0.3,
+                lookup=lookup,
+            )
+            found = []
+            for chosen in (sampling, _without(sampling)):
+                llm.forget()
+                result = llm.generate(prompt, chosen, logprobs=True, keep_cache=True)
+                session = tmp_path / "session"
+                llm.save_session(session)
+                found.append((result.token_ids, result.logprobs, session.read_bytes()))
+                n_drafted += result.stats.drafted_tokens
+                n_accepted += result.stats.accepted_tokens
+            assert found[0] == found[1]
+    assert 20 < n_accepted < n_drafted - 20
+
+
 def test_an_interrupt_leaves_a_whole_session(
     llm: LLM, prompt: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

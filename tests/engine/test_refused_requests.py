@@ -47,7 +47,6 @@ REFUSED: list[Refused] = [
         "normalises its keys after their rotation",
     ),
     ({}, {}, _sampling(context_full="evict", lookup="4"), "lookup .* does not go with"),
-    ({"architecture": "lfm2", "n_layers": 4}, {}, _sampling(lookup="4"), "recurrent layers"),
 ]
 
 

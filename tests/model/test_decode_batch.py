@@ -9,10 +9,9 @@ import pytest
 
 from edgeh2o import _core
 from edgeh2o.runners.native import NativeModelFile
-from tests.model.golden_cases import CASES, SHAPE, options_of
+from tests.model.golden_cases import CASES, SHAPE
 from tests.model.model_pair import CHUNK_SIZE, random_tokens
 from tests.tiny_models import TinyModelFactory
-from tools.tiny_models.model import TinyModel
 
 MAX_CONTEXT = 640
 N_PROMPT = 230  # the first of the ranges of 256 keys ends within the decoded tokens
@@ -106,9 +105,7 @@ def test_equals_single_calls_with_every_group(
     _require_equal(model, attention, sizes=(4,) * 15, n_slots=n_kv_heads)
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in CASES if not TinyModel(**options_of(case)).family.is_recurrent]
-)
+@pytest.mark.parametrize("case", CASES)
 def test_equals_single_calls_in_every_architecture(tiny_model: TinyModelFactory, case: str) -> None:
     _require_equal(_load(tiny_model, **{**SHAPE, **CASES[case]}))
 

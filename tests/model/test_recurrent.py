@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeh2o import LLM, HeadwiseConfig, PrefillConfig, SamplingParams, UsageError, _core
+from edgeh2o import LLM, HeadwiseConfig, PrefillConfig, SamplingParams, _core
 from edgeh2o.cli.main import main
 from tests.model.model_pair import CHUNK_SIZE, MAX_CONTEXT, ModelPair, load_pair, random_tokens
 from tests.tiny_models import TinyModelFactory
@@ -163,15 +163,6 @@ def test_marks_of_large_states_are_few(tiny_model: TinyModelFactory) -> None:
     assert [session.find_mark(n) for n in (7, 16, 17)] == [4, 8, 17]
 
 
-def test_tokens_are_not_looked_at_ahead(pair: ModelPair) -> None:
-    session = pair.session(_core.dense_policy())
-    session.prefill(random_tokens(5), is_last=True)
-    assert session.max_decode_tokens == 1
-    with pytest.raises(ValueError, match="a decode call takes 1 to 1 tokens, got 2"):
-        session.decode_batch(np.array([3, 4], np.int32))
-    np.testing.assert_equal(session.decode_batch(np.array([3], np.int32)).shape, (1, 320))
-
-
 def test_a_state_that_cannot_be(pair: ModelPair) -> None:
     session = pair.session(_core.dense_policy())
     session.prefill(random_tokens(20), is_last=False)
@@ -209,13 +200,6 @@ def test_a_session_file(llm: LLM, path: Path, tmp_path: Path) -> None:
         result = other.generate(longer, GREEDY, keep_cache=True, logprobs=True)
     assert result.logprobs == expected.logprobs
     assert result.stats.cached_tokens == expected.stats.cached_tokens > 0
-
-
-def test_lookup_is_off(llm: LLM) -> None:
-    assert llm.generate(TEXT * 2, GREEDY).stats.decode_calls == 0
-    sampling = SamplingParams(temperature=0, max_tokens=2, lookup="4")
-    with pytest.raises(UsageError, match=r"lookup \(--lookup\) 4 .* without recurrent layers"):
-        llm.generate(TEXT, sampling)
 
 
 def test_budgets_are_for_the_layers_that_attend(path: Path) -> None:

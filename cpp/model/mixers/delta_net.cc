@@ -63,7 +63,7 @@ void mix_delta_net(const LayerCall& call) {
   const DeltaHeads& heads = call.spec().delta;
   Activations& a = call.buffers();
   RecurrentState& state = call.step.sequence->recurrent(call.layer);
-  float *matrices = state.values(), *conv_inputs = matrices + heads.n_state();
+  const bool looks_ahead = call.looks_ahead();
   const size_t n = call.step.tokens.size, width = heads.value_dim(), first = call.first_output_row();
   const PackedOut packed = packed_for(call, {&w.delta_out});
   for (size_t begin = 0; begin < n;) {
@@ -72,11 +72,15 @@ void mix_delta_net(const LayerCall& call) {
     const MatView<float> x = call.x().rows_from(begin, count), out{a.attended, count, width, width};
     const Parts parts(call, count);
     project(call, x, parts);
-    convolve_silu(table, parts.qkv, w.conv.data(), call.spec().n_conv_taps, conv_inputs);
+    const StateStep step = state.step(looks_ahead, begin);
+    if (looks_ahead) state.note_inputs(begin, as_const(parts.qkv));
+    convolve_silu(table, parts.qkv, w.conv.data(), call.spec().n_conv_taps, step.at(heads.n_state()));
     norm_qk(call, parts.qkv);
     find_gates(parts.rates, parts.decays, w.delta_a.data(), w.delta_bias.data());
-    delta_net(table, heads, as_const(parts.qkv), as_const(parts.rates), as_const(parts.decays), matrices, out,
-              a.scratch);
+    const MatView<const float> qkv = as_const(parts.qkv), rates = as_const(parts.rates),
+                               decays = as_const(parts.decays);
+    if (looks_ahead) state.note_rows(begin, qkv, rates, decays);
+    delta_net(table, heads, qkv, rates, decays, step, out, call.step.is_decode ? nullptr : a.scratch);
     if (n_rows > 0) {
       const MatView<float> rows = out.rows_from(n_skipped, n_rows);
       rms_norm_groups(table, rows, {w.delta_norm.data(), w.delta_norm.size()}, call.config.norm_eps);
@@ -88,7 +92,7 @@ void mix_delta_net(const LayerCall& call) {
     }
     begin += count;
   }
-  state.advance(n);
+  looks_ahead ? state.look_ahead(n) : state.advance(n);
 }
 
 }  // namespace edgeh2o

@@ -55,7 +55,7 @@ void mix_mamba2(const LayerCall& call) {
   const SsdHeads& heads = call.spec().ssd;
   Activations& a = call.buffers();
   RecurrentState& state = call.step.sequence->recurrent(call.layer);
-  float *matrices = state.values(), *conv_inputs = matrices + heads.n_state();
+  const bool looks_ahead = call.looks_ahead();
   const size_t n = call.step.tokens.size, width = heads.inner_dim(), first = call.first_output_row();
   for (size_t begin = 0; begin < n;) {
     const size_t count = std::min(a.rows_at_once, n - begin);
@@ -64,11 +64,15 @@ void mix_mamba2(const LayerCall& call) {
     const Parts parts(call, count);
     const MatmulOutput projected = output_of(w.ssm_in, parts.z.data, parts.z.stride);
     matmul(table, begin_branch(call, x, w.attn_norm, {&w.ssm_in}), {&projected, 1}, a.scratch);
-    convolve_silu(table, parts.rows, w.conv.data(), call.spec().n_conv_taps, conv_inputs,
+    const StateStep step = state.step(looks_ahead, begin);
+    if (looks_ahead) state.note_inputs(begin, as_const(parts.rows));
+    convolve_silu(table, parts.rows, w.conv.data(), call.spec().n_conv_taps, step.at(heads.n_state()),
                   w.conv_bias.empty() ? nullptr : w.conv_bias.data());
     find_rates(parts.rates, parts.decays, w.ssm_a.data(), w.ssm_bias.data());
-    ssd(table, heads, as_const(parts.rows), as_const(parts.rates), as_const(parts.decays), w.ssm_d.data(),
-        matrices, out);
+    const MatView<const float> rows = as_const(parts.rows), rates = as_const(parts.rates),
+                               decays = as_const(parts.decays);
+    if (looks_ahead) state.note_rows(begin, rows, rates, decays);
+    ssd(table, heads, rows, rates, decays, w.ssm_d.data(), step, out);
     if (n_rows > 0) {
       const MatmulInput input =
           gate_and_norm(call, parts.z.rows_from(n_skipped, n_rows), out.rows_from(n_skipped, n_rows));
@@ -76,7 +80,7 @@ void mix_mamba2(const LayerCall& call) {
     }
     begin += count;
   }
-  state.advance(n);
+  looks_ahead ? state.look_ahead(n) : state.advance(n);
 }
 
 }  // namespace edgeh2o

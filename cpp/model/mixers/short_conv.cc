@@ -16,6 +16,7 @@ void mix_short_conv(const LayerCall& call) {
   const size_t n = call.step.tokens.size, dim = call.config.model_dim, n_taps = call.spec().n_conv_taps;
   const size_t first = call.first_output_row();
   const PackedOut packed = packed_for(call, {&w.conv_out});
+  const bool looks_ahead = call.looks_ahead();
   // Rows before the first output count as inputs of the convolution only.
   for (size_t begin = first - std::min(first, n_taps - 1); begin < n;) {
     const size_t count = std::min(a.rows_at_once, n - begin), n_skipped = std::max(first, begin) - begin;
@@ -23,7 +24,9 @@ void mix_short_conv(const LayerCall& call) {
     const MatView<float> bcy{a.mixer_in, count, 3 * dim, 3 * dim};
     const MatmulOutput input = output_of(w.conv_in, bcy.data, bcy.stride);
     matmul(table, begin_branch(call, x, w.attn_norm, {&w.conv_in}), {&input, 1}, a.scratch);
-    short_conv(table, bcy, w.conv.data(), n_taps, state.values(), {a.attended, count, dim, dim});
+    short_conv(table, bcy, w.conv.data(), n_taps, state.step(looks_ahead, begin),
+               {a.attended, count, dim, dim});
+    if (looks_ahead) state.note_inputs(begin, {bcy.data, count, dim, bcy.stride});
     if (n_skipped < count) {
       const size_t n_rows = count - n_skipped;
       const MatView<const float> mixed{a.attended + n_skipped * dim, n_rows, dim, dim};
@@ -32,7 +35,7 @@ void mix_short_conv(const LayerCall& call) {
     }
     begin += count;
   }
-  state.advance(n);
+  looks_ahead ? state.look_ahead(n) : state.advance(n);
 }
 
 }  // namespace edgeh2o
