@@ -30,8 +30,8 @@ struct SsdHeads {
 void find_rates(MatView<float> rates, MatView<float> decays, const float* a, const float* biases);
 
 // rows [n][conv_dim]: x of the heads, what writes to the state and what reads it, of all groups; out
-// [n][inner_dim]; skips [n_heads], or null for 0. The state [n_state] goes from the token before them to the last:
-// [head][head_dim / kSsdColumns][state_dim][kSsdColumns].
+// [n][inner_dim]; skips [n_heads], or null for 0. The state [n_state] goes from the token before them to the
+// last: [head][head_dim / kSsdColumns][state_dim][kSsdColumns].
 void ssd(const KernelTable& table, const SsdHeads& heads, MatView<const float> rows,
          MatView<const float> rates, MatView<const float> decays, const float* skips, StateStep state,
          MatView<float> out);

@@ -53,11 +53,11 @@ class RecurrentState final : public LayerState {
  private:
   Recurrence recurrence_;
   float* values_;
-  float* ahead_ = nullptr;                                  // numbers after all tokens of the call
-  float *inputs_ = nullptr, *rows_ = nullptr;               // [most_ahead][conv_dim]
-  float *rates_ = nullptr, *decays_ = nullptr;              // [most_ahead][n_gates]
-  float* discarded_ = nullptr;                              // [out_dim]
-  size_t n_ahead_ = 0, n_kept_ = 0;                         // tokens of the call, and those that count
+  float* ahead_ = nullptr;                      // numbers after all tokens of the call
+  float *inputs_ = nullptr, *rows_ = nullptr;   // [most_ahead][conv_dim]
+  float *rates_ = nullptr, *decays_ = nullptr;  // [most_ahead][n_gates]
+  float* discarded_ = nullptr;                  // [out_dim]
+  size_t n_ahead_ = 0, n_kept_ = 0;             // tokens of the call, and those that count
   size_t n_tokens_ = 0, n_replaced_ = 0;
 };
 

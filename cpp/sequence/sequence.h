@@ -51,7 +51,7 @@ struct SequenceShape {
   AttentionPrecision precision;
   bool all_rows = true;  // the last layer is computed, scored and kept for all tokens of a prompt
   ErrorGuard guard = {};
-  bool evicts = false;  // rows may be evicted; see Sequence::allow_eviction
+  bool evicts = false;      // rows may be evicted; see Sequence::allow_eviction
   bool looks_ahead = true;  // decode calls may have several tokens, some of which are taken back
 };
 
@@ -310,7 +310,7 @@ class Sequence {
   static size_t most_decoded(const SequenceShape& shape) {
     return shape.evicts || !shape.looks_ahead ? 1 : std::min(kMaxDecodeTokens, shape.batch_size);
   }
-  void settle() const;                        // the states of recurrent layers, after a call that looked ahead
+  void settle() const;  // the states of recurrent layers, after a call that looked ahead
   bool can_rewind_to(size_t position) const;  // without a mark
   void drop_marks();
   void rewind_layers(size_t position);

@@ -16,20 +16,9 @@ import pytest
 from edgeh2o import LLM, HeadwiseConfig, PrefillConfig, SamplingParams, _core
 from edgeh2o.cli.main import main
 from tests.model.model_pair import CHUNK_SIZE, MAX_CONTEXT, ModelPair, load_pair, random_tokens
+from tests.model.recurrent_models import MODELS
 from tests.tiny_models import TinyModelFactory
 
-MODELS: dict[str, dict[str, object]] = {
-    "lfm2": {"architecture": "lfm2", "n_layers": 4, "n_conv_taps": 4},
-    # The last layer is a convolution: of most tokens it needs its input alone.
-    "lfm2moe": {"architecture": "lfm2moe", "n_layers": 3},
-    "qwen35": {"architecture": "qwen35", "n_layers": 4, "n_conv_taps": 4},
-    "qwen3next": {"architecture": "qwen3next", "n_layers": 3},
-    "granitehybrid": {"architecture": "granitehybrid", "n_layers": 4, "n_conv_taps": 4},
-    # Keys and values and a recurrent state in one layer.
-    "falcon-h1": {"architecture": "falcon-h1", "n_layers": 2},
-    # Two of four layers keep nothing of the tokens, or a state alone.
-    "nemotron_h": {"architecture": "nemotron_h", "n_layers": 4},
-}
 GREEDY = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
 TEXT = "the art of the thing is that it is there and was on the hen " * 12
 

@@ -11,7 +11,7 @@ import pytest
 from edgeh2o import _core
 from edgeh2o.runners.native import NativeModelFile
 from tests.model.model_pair import CHUNK_SIZE, MAX_CONTEXT, random_tokens
-from tests.model.test_recurrent import MODELS
+from tests.model.recurrent_models import MODELS
 from tests.tiny_models import TinyModelFactory
 
 N_PROMPT = 70

@@ -1,0 +1,16 @@
+"""Tiny models with recurrent layers, of every kind."""
+
+from __future__ import annotations
+
+MODELS: dict[str, dict[str, object]] = {
+    "lfm2": {"architecture": "lfm2", "n_layers": 4, "n_conv_taps": 4},
+    # The last layer is a convolution: of most tokens it needs its input alone.
+    "lfm2moe": {"architecture": "lfm2moe", "n_layers": 3},
+    "qwen35": {"architecture": "qwen35", "n_layers": 4, "n_conv_taps": 4},
+    "qwen3next": {"architecture": "qwen3next", "n_layers": 3},
+    "granitehybrid": {"architecture": "granitehybrid", "n_layers": 4, "n_conv_taps": 4},
+    # Keys and values and a recurrent state in one layer.
+    "falcon-h1": {"architecture": "falcon-h1", "n_layers": 2},
+    # Two of four layers keep nothing of the tokens, or a state alone.
+    "nemotron_h": {"architecture": "nemotron_h", "n_layers": 4},
+}
