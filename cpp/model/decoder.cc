@@ -32,10 +32,7 @@ void Decoder::forward(Span<const Step> steps, Workspace& workspace, const Observ
   const bool is_joint = goes_together(steps, n_rows, workspace);
   for (size_t layer = 0; layer < config_.n_layers(); ++layer) {
     if (is_joint) {
-      const LayerCall call{config_, weights_, workspace, steps[0], layer, 0};
-      mix_decodes(call, steps, n_rows);
-      if (!call.spec().is_parallel)
-        add_ffn(call, {workspace.activations().x, n_rows, config_.model_dim, config_.model_dim});
+      run_layer_together({config_, weights_, workspace, steps[0], layer, 0}, steps, n_rows);
     } else {
       size_t first_row = 0;
       for (const Step& step : steps) {
@@ -104,6 +101,40 @@ void Decoder::run_layer(const LayerCall& call, const Observer& observer) const {
   }
 }
 
+void Decoder::run_layer_together(const LayerCall& call, Span<const Step> steps, size_t n_rows) const {
+  const MatView<float> x{call.buffers().x, n_rows, config_.model_dim, config_.model_dim};
+  if (config_.has_streams) for_each_step(call, steps, predict);
+  switch (call.spec().mixer) {
+    case MixerKind::kAttention:
+    case MixerKind::kAttentionMamba2:
+      mix_attentions(call, steps, x);
+      break;
+    case MixerKind::kShortConv:
+      mix_short_convs(call, steps, x);
+      break;
+    case MixerKind::kDeltaNet:
+      mix_delta_nets(call, steps, x);
+      break;
+    case MixerKind::kMamba2:
+      mix_mamba2s(call, steps, x);
+      break;
+    case MixerKind::kNone:
+      break;
+  }
+  if (!call.spec().is_parallel) add_ffn(call, x);
+  // What is of the tokens themselves: products with small matrices.
+  for_each_step(call, steps, [&](const LayerCall& one) {
+    const MatView<float> rows = x.rows_from(one.first_row, one.step.tokens.size);
+    if (config_.has_streams) {
+      correct(one, 0, rows);
+    } else if (one.spec().token_input_dim > 0) {
+      add_token_input(one, 0, rows);
+    }
+  });
+  const std::vector<float>& scale = call.layer_weights().output_scale;
+  if (!scale.empty()) scale_logits(call.table(), x, scale[0], 0.0f);
+}
+
 void Decoder::add_ffn(const LayerCall& call, MatView<float> rows) const {
   switch (call.spec().ffn) {
     case FfnKind::kGated:
@@ -118,17 +149,11 @@ void Decoder::add_ffn(const LayerCall& call, MatView<float> rows) const {
 }
 
 bool Decoder::goes_together(Span<const Step> steps, size_t n_rows, Workspace& workspace) const {
-  if (config_.has_streams || steps.size < 2 || n_rows > workspace.activations().rows_at_once) return false;
+  if (steps.size < 2 || n_rows > workspace.activations().rows_at_once) return false;
   const float* logits = steps[0].logits;
   for (const Step& step : steps) {
     if (!step.is_decode || step.logits != logits) return false;  // the logits of all are one matrix
     logits += step.tokens.size * config_.vocab_size;
-  }
-  for (size_t i = 0; i < config_.n_layers(); ++i) {
-    if (config_.layers[i].mixer != MixerKind::kAttention || config_.layers[i].has_output_gate ||
-        config_.layers[i].token_input_dim > 0 || !weights_.layer(i).output_scale.empty()) {
-      return false;
-    }
   }
   return true;
 }

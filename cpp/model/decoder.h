@@ -39,6 +39,8 @@ class Decoder {
   // Whether the rows of the steps go through the layers together: decode steps of several sequences.
   bool goes_together(Span<const Step> steps, size_t n_rows, Workspace& workspace) const;
   void run_layer(const LayerCall& call, const Observer& observer) const;
+  // The same for the rows of several steps; `call` is that of the first.
+  void run_layer_together(const LayerCall& call, Span<const Step> steps, size_t n_rows) const;
   // What comes after the mixer, for some rows of the residual stream.
   void add_ffn(const LayerCall& call, MatView<float> rows) const;
   // Logits of rows [first, first + n_rows) of the residual stream.

@@ -66,6 +66,12 @@ struct LayerCall {
     return all.rows_from(first_row, step.tokens.size);
   }
 
+  // The layer's recurrent state has gone through the step's tokens.
+  void count_recurrent() const {
+    RecurrentState& state = step.sequence->recurrent(layer);
+    looks_ahead() ? state.look_ahead(step.tokens.size) : state.advance(step.tokens.size);
+  }
+
   // The outputs of a layer that none after it makes keys and values of are read by no one but for the
   // prompt's last token, unless the sequence wants all rows: rows before first_output_row are left as they
   // are.
@@ -84,5 +90,15 @@ struct LayerCall {
     return true;
   }
 };
+
+// Calls f with the call of every step, whose rows lie one after another; `call` is that of the first.
+template <typename F>
+void for_each_step(const LayerCall& call, Span<const Step> steps, const F& f) {
+  size_t first_row = call.first_row;
+  for (const Step& step : steps) {
+    f(LayerCall{call.config, call.weights, call.workspace, step, call.layer, first_row});
+    first_row += step.tokens.size;
+  }
+}
 
 }  // namespace edgeh2o

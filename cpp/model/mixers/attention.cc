@@ -125,6 +125,24 @@ void attend_rows(const LayerCall& call, const Qkv& rows, size_t first, MatView<f
   }
 }
 
+// Adds to rows x what is made of `attended`, their attention; qkv are theirs.
+void add_attended(const LayerCall& call, MatView<float> x, const Qkv& qkv, MatView<float> attended) {
+  const LayerWeights& w = call.layer_weights();
+  const LayerSpec& spec = call.spec();
+  const auto gated = [&] {
+    const MatView<const float> gate{qkv.q.data - spec.gate_dim(), x.rows, attended.cols, qkv.q.stride};
+    const PackedOut packed = packed_for(call, {&w.attn_output});
+    MatView<float> floats = attended;
+    if (packed.packed) floats.data = nullptr;
+    return gate_rows(call.table(), call.table().gate_f32, gate, as_const(attended), {floats, packed},
+                     call.buffers().scratch);
+  };
+  if (spec.laurel_rank > 0) add_laurel(call, x);
+  end_branch(call, x, spec.has_output_gate ? gated() : output_input(call, as_const(attended)), w.attn_output,
+             w.attn_post_norm);
+  if (spec.laurel_rank > 0) scale_branches(call, x);
+}
+
 }  // namespace
 
 bool skips_attention(const DecoderConfig& config, const Sequence& sequence, size_t layer) {
@@ -144,7 +162,6 @@ size_t first_input_row(const LayerCall& call) {
 }
 
 void mix_attention(const LayerCall& call, const Observer& observer) {
-  const LayerWeights& w = call.layer_weights();
   const LayerSpec& spec = call.spec();
   const Step& step = call.step;
   Sequence& sequence = *step.sequence;
@@ -192,46 +209,31 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
       add_gated(call, x.rows_from(begin, std::min(a.rows_at_once, n - begin)));
     }
   }
-
-  const PackedOut packed = packed_for(call, {&w.attn_output});
-  const float* gate = a.qkv;
-  const size_t stride = qkv.q.stride;
   for (size_t begin = first; begin < n; begin += a.rows_at_once) {
     const size_t count = std::min(a.rows_at_once, n - begin);
-    const MatView<float> rows = attended.rows_from(begin, count), x_rows = x.rows_from(begin, count);
-    if (spec.laurel_rank > 0) add_laurel(call, x_rows);
-    end_branch(
-        call, x_rows,
-        spec.has_output_gate
-            ? gate_rows(call.table(), call.table().gate_f32, {gate + begin * stride, count, out_dim, stride},
-                        as_const(rows),
-                        {packed.packed ? MatView<float>{nullptr, count, out_dim, out_dim} : rows, packed},
-                        a.scratch)
-            : output_input(call, as_const(rows)),
-        w.attn_output, w.attn_post_norm);
-    if (spec.laurel_rank > 0) scale_branches(call, x_rows);
+    add_attended(call, x.rows_from(begin, count), qkv.rows_from(begin, count),
+                 attended.rows_from(begin, count));
   }
 }
 
-void mix_decodes(const LayerCall& call, Span<const Step> steps, size_t n_rows) {
-  const LayerWeights& w = call.layer_weights();
-  Activations& a = call.buffers();
-  const size_t dim = call.config.model_dim, out_dim = call.spec().heads.out_dim();
-  const MatView<float> x{a.x, n_rows, dim, dim}, attended{a.attended, n_rows, out_dim, out_dim};
-  const Qkv qkv = qkv_rows(call, n_rows);
+void mix_attentions(const LayerCall& call, Span<const Step> steps, MatView<float> x) {
+  const LayerSpec& spec = call.spec();
+  const size_t out_dim = spec.heads.out_dim();
+  const MatView<float> attended{call.buffers().attended, x.rows, out_dim, out_dim};
+  const Qkv qkv = qkv_rows(call, x.rows);
+  const auto rows_of = [&](const LayerCall& one) {
+    return qkv.rows_from(one.first_row, one.step.tokens.size);
+  };
   project_qkv(call, x, 0, qkv);
-  if (call.spec().is_parallel) add_gated(call, x);
-  size_t first_row = 0;
-  for (const Step& step : steps) {
-    const LayerCall one{call.config, call.weights, call.workspace, step, call.layer, first_row};
-    const size_t n = step.tokens.size;
-    const Qkv rows = qkv.rows_from(first_row, n);
+  if (spec.has_ssd()) mix_mamba2s(call, steps, x);
+  if (spec.is_parallel) add_gated(call, x);
+  for_each_step(call, steps, [&](const LayerCall& one) {
+    const Qkv rows = rows_of(one);
     take_rows(one, 0, rows);
     set_sinks(one);
-    attend_rows(one, rows, 0, attended.rows_from(first_row, n));
-    first_row += n;
-  }
-  end_branch(call, x, output_input(call, as_const(attended)), w.attn_output, w.attn_post_norm);
+    attend_rows(one, rows, 0, attended.rows_from(one.first_row, rows.q.rows));
+  });
+  add_attended(call, x, qkv, attended);
 }
 
 }  // namespace edgeh2o

@@ -9,12 +9,12 @@ namespace edgeh2o {
 // layer has.
 void mix_attention(const LayerCall& call, const Observer& observer);
 
+// The same for the rows x of several decode steps, which lie one after another: each product is one for all,
+// and what it gives a row does not depend on the others. `call` is that of the first.
+void mix_attentions(const LayerCall& call, Span<const Step> steps, MatView<float> x);
+
 // The first row of the step whose input the layer reads: keys and values are made of all, where it has some.
 size_t first_input_row(const LayerCall& call);
-
-// The same for the rows of several decode steps, which lie one after another: each product is one for all,
-// and what it gives a row does not depend on the others. `call` is that of the first step.
-void mix_decodes(const LayerCall& call, Span<const Step> steps, size_t n_rows);
 
 // Whether the layer writes its cache rows and nothing else, but for the last token of a prompt.
 bool skips_attention(const DecoderConfig& config, const Sequence& sequence, size_t layer);

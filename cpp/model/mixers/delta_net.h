@@ -9,4 +9,7 @@ namespace edgeh2o {
 // silu(conv(qkv)), queries and keys of length 1, and qkv, z and the gates are products with norm(x).
 void mix_delta_net(const LayerCall& call);
 
+// The same for the rows x of several decode steps, which lie one after another; `call` is that of the first.
+void mix_delta_nets(const LayerCall& call, Span<const Step> steps, MatView<float> x);
+
 }  // namespace edgeh2o

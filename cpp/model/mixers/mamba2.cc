@@ -1,86 +1,99 @@
 #include "model/mixers/mamba2.h"
 
-#include <algorithm>
-
 #include "model/branch.h"
+#include "model/mixers/recurrent.h"
 #include "ops/convolution.h"
 #include "ops/rows.h"
 
 namespace edgeh2o {
 namespace {
 
-// What is computed of some rows, side by side in rows of the workspace; decays are not of the projection.
-struct Parts {
-  Parts(const LayerCall& call, size_t n) {
-    const SsdHeads& heads = call.spec().ssd;
-    float* data = call.buffers().mixer_in;
-    const auto take = [&](size_t cols) {
-      const MatView<float> part{data, n, cols, heads.in_dim() + heads.n_heads};
-      data += cols;
+struct Mamba2 {
+  // Side by side in rows of the workspace; decays are not of the projection.
+  struct Parts {
+    MatView<float> z, rows, rates, decays;
+    Parts(const LayerCall& call, size_t n) {
+      const SsdHeads& heads = call.spec().ssd;
+      float* data = call.buffers().mixer_in;
+      const auto take = [&](size_t cols) {
+        const MatView<float> part{data, n, cols, heads.in_dim() + heads.n_heads};
+        data += cols;
+        return part;
+      };
+      z = take(heads.inner_dim());
+      rows = take(heads.conv_dim());
+      rates = take(heads.n_heads);
+      decays = take(heads.n_heads);
+    }
+    Parts rows_from(size_t first, size_t n) const {
+      Parts part = *this;
+      for (MatView<float>* view : {&part.z, &part.rows, &part.rates, &part.decays}) {
+        *view = view->rows_from(first, n);
+      }
       return part;
-    };
-    z = take(heads.inner_dim());
-    rows = take(heads.conv_dim());
-    rates = take(heads.n_heads);
-    decays = take(heads.n_heads);
-  }
-  MatView<float> z, rows, rates, decays;
-};
+    }
+  };
 
-// silu(z) * out, with a norm of every group of heads behind it where the layer has one.
-MatmulInput gate_and_norm(const LayerCall& call, const MatView<float>& z, const MatView<float>& out) {
-  const LayerWeights& w = call.layer_weights();
-  const KernelTable& table = call.table();
-  Activations& a = call.buffers();
-  const PackedOut packed = packed_for(call, {&w.ssm_out});
-  const bool has_norm = !w.ssm_norm.empty() && !w.ssm_norm[0].empty();
-  const bool wants_floats = has_norm || !packed.packed;
-  const ActivationsOut gated{{wants_floats ? out.data : nullptr, out.rows, out.cols, out.stride},
-                             has_norm ? PackedOut{} : packed};
-  const MatmulInput input = gate_rows(table, table.swiglu_f32, as_const(z), as_const(out), gated, a.scratch);
-  if (!has_norm) return input;
-  const size_t width = out.cols / w.ssm_norm.size();
-  for (size_t group = 0; group < w.ssm_norm.size(); ++group) {
-    rms_norm_groups(table, {out.data + group * width, out.rows, width, out.stride},
-                    {w.ssm_norm[group].data(), width}, call.config.norm_eps);
-  }
-  return pack_rows(table, as_const(out), packed);
-}
+  static size_t width(const LayerCall& call) { return call.spec().ssd.inner_dim(); }
 
-}  // namespace
-
-void mix_mamba2(const LayerCall& call) {
-  const LayerWeights& w = call.layer_weights();
-  const KernelTable& table = call.table();
-  const SsdHeads& heads = call.spec().ssd;
-  Activations& a = call.buffers();
-  RecurrentState& state = call.step.sequence->recurrent(call.layer);
-  const bool looks_ahead = call.looks_ahead();
-  const size_t n = call.step.tokens.size, width = heads.inner_dim(), first = call.first_output_row();
-  for (size_t begin = 0; begin < n;) {
-    const size_t count = std::min(a.rows_at_once, n - begin);
-    const size_t n_skipped = std::min(count, std::max(first, begin) - begin), n_rows = count - n_skipped;
-    const MatView<float> x = call.x().rows_from(begin, count), out{a.attended, count, width, width};
-    const Parts parts(call, count);
+  static void project(const LayerCall& call, MatView<float> x, const Parts& parts) {
+    const LayerWeights& w = call.layer_weights();
     const MatmulOutput projected = output_of(w.ssm_in, parts.z.data, parts.z.stride);
-    matmul(table, begin_branch(call, x, w.attn_norm, {&w.ssm_in}), {&projected, 1}, a.scratch);
+    matmul(call.table(), begin_branch(call, x, w.attn_norm, {&w.ssm_in}), {&projected, 1},
+           call.buffers().scratch);
+  }
+
+  static void recur(const LayerCall& call, size_t begin, const Parts& parts, MatView<float> out) {
+    const LayerWeights& w = call.layer_weights();
+    const KernelTable& table = call.table();
+    const SsdHeads& heads = call.spec().ssd;
+    RecurrentState& state = call.step.sequence->recurrent(call.layer);
+    const bool looks_ahead = call.looks_ahead();
     const StateStep step = state.step(looks_ahead, begin);
-    if (looks_ahead) state.note_inputs(begin, as_const(parts.rows));
+    const MatView<const float> rows = as_const(parts.rows), rates = as_const(parts.rates),
+                               decays = as_const(parts.decays);
+    if (looks_ahead) state.note_inputs(begin, rows);
     convolve_silu(table, parts.rows, w.conv.data(), call.spec().n_conv_taps, step.at(heads.n_state()),
                   w.conv_bias.empty() ? nullptr : w.conv_bias.data());
     find_rates(parts.rates, parts.decays, w.ssm_a.data(), w.ssm_bias.data());
-    const MatView<const float> rows = as_const(parts.rows), rates = as_const(parts.rates),
-                               decays = as_const(parts.decays);
     if (looks_ahead) state.note_rows(begin, rows, rates, decays);
     ssd(table, heads, rows, rates, decays, w.ssm_d.data(), step, out);
-    if (n_rows > 0) {
-      const MatmulInput input =
-          gate_and_norm(call, parts.z.rows_from(n_skipped, n_rows), out.rows_from(n_skipped, n_rows));
-      end_branch(call, x.rows_from(n_skipped, n_rows), input, w.ssm_out, w.attn_post_norm);
-    }
-    begin += count;
   }
-  looks_ahead ? state.look_ahead(n) : state.advance(n);
+
+  // silu(z) * out, with a norm of every group of heads behind it where the layer has one.
+  static MatmulInput gate_and_norm(const LayerCall& call, const MatView<float>& z,
+                                   const MatView<float>& out) {
+    const LayerWeights& w = call.layer_weights();
+    const KernelTable& table = call.table();
+    Activations& a = call.buffers();
+    const PackedOut packed = packed_for(call, {&w.ssm_out});
+    const bool has_norm = !w.ssm_norm.empty() && !w.ssm_norm[0].empty();
+    const bool wants_floats = has_norm || !packed.packed;
+    const ActivationsOut gated{{wants_floats ? out.data : nullptr, out.rows, out.cols, out.stride},
+                               has_norm ? PackedOut{} : packed};
+    const MatmulInput input =
+        gate_rows(table, table.swiglu_f32, as_const(z), as_const(out), gated, a.scratch);
+    if (!has_norm) return input;
+    const size_t width = out.cols / w.ssm_norm.size();
+    for (size_t group = 0; group < w.ssm_norm.size(); ++group) {
+      rms_norm_groups(table, {out.data + group * width, out.rows, width, out.stride},
+                      {w.ssm_norm[group].data(), width}, call.config.norm_eps);
+    }
+    return pack_rows(table, as_const(out), packed);
+  }
+
+  static void finish(const LayerCall& call, MatView<float> x, const Parts& parts, MatView<float> out) {
+    const LayerWeights& w = call.layer_weights();
+    end_branch(call, x, gate_and_norm(call, parts.z, out), w.ssm_out, w.attn_post_norm);
+  }
+};
+
+}  // namespace
+
+void mix_mamba2(const LayerCall& call) { mix_step<Mamba2>(call, 0); }
+
+void mix_mamba2s(const LayerCall& call, Span<const Step> steps, MatView<float> x) {
+  mix_steps<Mamba2>(call, steps, x);
 }
 
 }  // namespace edgeh2o

@@ -9,4 +9,7 @@ namespace edgeh2o {
 // of the state-space recurrence are the parts of ssm_in(norm(x)).
 void mix_mamba2(const LayerCall& call);
 
+// The same for the rows x of several decode steps, which lie one after another; `call` is that of the first.
+void mix_mamba2s(const LayerCall& call, Span<const Step> steps, MatView<float> x);
+
 }  // namespace edgeh2o

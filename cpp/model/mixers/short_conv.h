@@ -9,4 +9,7 @@ namespace edgeh2o {
 // conv_in(norm(x)), and conv is one of n_conv_taps tokens for every channel.
 void mix_short_conv(const LayerCall& call);
 
+// The same for the rows x of several decode steps, which lie one after another; `call` is that of the first.
+void mix_short_convs(const LayerCall& call, Span<const Step> steps, MatView<float> x);
+
 }  // namespace edgeh2o
