@@ -17,7 +17,6 @@ import json
 import random
 import select
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,9 @@ from dataclasses import dataclass
 from http.client import HTTPConnection
 from threading import Event
 from urllib.parse import urlsplit
+
+from .errors import LlamaCppError
+from .reporting import run_script
 
 TEXT = """
 river stone garden window letter winter market engine bridge forest candle morning
@@ -72,7 +74,7 @@ def ask(url: str, content: str, n_tokens: int, is_over: Event | None = None) -> 
                 return Timing(0.0, 0)
     response = connection.getresponse()
     if response.status != 200:
-        raise ValueError(f"{url} answers {response.status}: {response.read().decode():.300}")
+        raise LlamaCppError(f"{url} answers {response.status}: {response.read().decode():.300}")
     first = 0.0
     n_made = 0
     for line in response:
@@ -152,6 +154,28 @@ def _describe(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.3f}{each}"
 
 
+def wait_until_ready(url: str, seconds: float = 300.0) -> None:
+    """Returns once the server has loaded its model: /health is 200.
+
+    Raises LlamaCppError for a server that is not there, or still loads after so many seconds.
+    """
+    until = time.monotonic() + seconds
+    while True:
+        connection = HTTPConnection(urlsplit(url).netloc, timeout=30)
+        try:
+            connection.request("GET", "/health")
+            status = connection.getresponse().status
+        except OSError as error:
+            raise LlamaCppError(f"no server answers at {url}: {error}") from None
+        finally:
+            connection.close()
+        if status == 200:
+            return
+        if time.monotonic() > until:
+            raise LlamaCppError(f"{url}/health answers {status} for {seconds:.0f} s")
+        time.sleep(0.25)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Command line entry; returns the exit code."""
     parser = argparse.ArgumentParser(prog="bench.serving", description=__doc__.split("\n")[0])
@@ -163,6 +187,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what is measured")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     args = parser.parse_args(arguments)
+    wait_until_ready(args.url)
     seeds = range(args.seed, args.seed + args.rounds)
     for seed in seeds if "documents" in args.parts else ():
         for name, seconds in measure_document(args.url, seed, args.tokens):
@@ -181,4 +206,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)
