@@ -15,7 +15,8 @@ PAGE_SIZE = 4
 
 def count_decode_rows(settings: HeadwiseSettings, n_tokens: int) -> Sequence[float] | None:
     """As ``SparseAttentionConfig.decode_rows``."""
-    if settings.decode_budgets is None:
+    # Without a budget in any head there is nothing to choose, and all of the cache is read.
+    if settings.decode_budgets is None or set(settings.decode_budgets) == {None}:
         return None
     full: float = n_tokens
     paged = settings.decode_pages * PAGE_SIZE

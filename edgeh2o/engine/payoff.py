@@ -42,6 +42,9 @@ CACHED_BYTE_COST = 0.7
 CACHED_PRODUCT_COST = 0.25
 # Bytes of a cached number.
 NUMBER_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}
+# Numbers that share a scale in q8_0: rows of whole blocks are kept so beside a cache in f16
+# (PromptMemory::row_type).
+BLOCK_NUMBERS = 32
 # Of the time of a token that headwise decode has to save: estimates of so much err by two points,
 # and what it reads less may cost an answer ("Tasks" in docs/quality.md).
 LEAST_DECODE_SAVING = 0.1
@@ -107,7 +110,9 @@ def choose_decode(plan: RunPlan, model: WeighedModel) -> RunPlan:
     if not plan.settings.leaves_decode_open or not isinstance(config, DecoderConfig):
         return plan
     if attention.decode_rows(DECODE_FROM) is None:
-        return plan
+        if not attention.chooses_in_decode:
+            return plan
+        return replace(plan, attention=attention.decoding_densely())  # no head has a budget
     weights = count_weight_bytes(config, model.weight_bytes)
 
     def pays(n_tokens: int) -> bool:
@@ -149,7 +154,8 @@ def decode_saving(
 ) -> float:
     """The part of a token's time that it saves to read a prompt so long as ``attention`` has it.
 
-    ``weight_bytes`` are read for every token. 0 where the attention does not say what it reads.
+    ``weight_bytes`` are read for every token. What ``attention`` reads of a prompt is kept in q8_0
+    beside a cache in f16. 0 where the attention does not say what it reads.
     """
     rows, first = attention.decode_rows(n_tokens), 0
     if rows is None:
@@ -160,20 +166,34 @@ def decode_saving(
         first += layer.n_kv_heads
         if _reads_past(layer):
             cost = _row_cost(config, layer, cache_type)
+            kept_cost = _row_cost(config, layer, cache_type, is_kept=True)
             dense += cost * n_tokens * layer.n_kv_heads
-            sparse += cost * SPARSE_COST * sum(read)
+            sparse += kept_cost * SPARSE_COST * sum(read)
     return 1 - sparse / dense
 
 
-def _row_cost(config: DecoderConfig, layer: LayerConfig, cache_type: str) -> float:
-    """What a token takes for a cached row of a KV head, as so many bytes of weights."""
+def _row_cost(
+    config: DecoderConfig, layer: LayerConfig, cache_type: str, *, is_kept: bool = False
+) -> float:
+    """What a token takes for a row of a KV head, as so many bytes of weights.
+
+    One of the cache, or one that ``is_kept`` of a prompt.
+    """
     types = cache_type.split("/")
-    key_dim, value_dim = _row_dims(config, layer)
-    n_bytes = NUMBER_BYTES[types[0]] * key_dim
+    dims = _row_dims(config, layer)
+    rows = [(types[0], dims[0])]
     if config.latent is None:  # else the row of a key is that of a value too
-        n_bytes += NUMBER_BYTES[types[-1]] * value_dim
-    products = layer.n_heads / layer.n_kv_heads * (key_dim + value_dim)
+        rows.append((types[-1], dims[1]))
+    if is_kept:
+        rows = [(_kept_type(name, dim), dim) for name, dim in rows]
+    n_bytes = sum(NUMBER_BYTES[name] * dim for name, dim in rows)
+    products = layer.n_heads / layer.n_kv_heads * sum(dims)
     return CACHED_BYTE_COST * n_bytes + CACHED_PRODUCT_COST * products
+
+
+def _kept_type(cached: str, dim: int) -> str:
+    """The type of a cached row of so many numbers where it is kept for generated tokens."""
+    return "q8_0" if cached == "f16" and dim % BLOCK_NUMBERS == 0 else cached
 
 
 def count_weight_bytes(config: DecoderConfig, held: int) -> float:

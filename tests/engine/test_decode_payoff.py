@@ -102,13 +102,57 @@ def test_pages_save_of_heads_without_budgets(path: Path, by_table: HeadwiseConfi
         plan = plan_of(llm, by_table)
     attention = plan.attention
     assert isinstance(attention, HeadwiseConfig) and attention.decode_budgets
-    full = replace(attention, decode_budgets=(None,) * len(attention.decode_budgets))
+    n_full = plan.config.n_slots - 1
+    full = replace(attention, decode_budgets=(64, *[None] * n_full))
+
+    def rows_of_full(attention: HeadwiseConfig, n_tokens: int) -> list[float]:
+        rows = attention.decode_rows(n_tokens)
+        assert rows is not None
+        return [*rows[1:]]
+
     for n_tokens, rows in ((8191, 8191), (8192, 4096 + 2048), (16384, 4096 + 4096)):
-        assert full.decode_rows(n_tokens) == [rows] * plan.config.n_slots
-    assert replace(full, decode_pages=0).decode_rows(16384) == [16384] * plan.config.n_slots
+        assert rows_of_full(full, n_tokens) == [rows] * n_full
+    assert rows_of_full(replace(full, decode_pages=0), 16384) == [16384] * n_full
     # 64 keys, as many recent ones as it holds besides, landmarks.
     assert attention.decode_rows(6400) == [64 + 256 + 100] * plan.config.n_slots
     assert attention.decode_rows(300) == [300] * plan.config.n_slots
+
+
+def test_where_no_head_has_a_budget_everything_is_read(
+    path: Path, by_table: HeadwiseConfig
+) -> None:
+    """And nothing is kept in fewer bits, which would save something too."""
+    with LLM(path) as llm:
+        plan = plan_of(llm, by_table)
+        budgets = (None,) * plan.config.n_slots
+        everything = replace(plan.attention, decode_budgets=budgets)
+        assert everything.decode_rows(4096) is None
+        chosen = choose_decode(replace(plan, attention=everything), llm.model).attention
+        assert "decode" not in chosen.report(llm.config, 4096)
+
+
+@pytest.mark.parametrize(
+    ("cache_type", "cached", "kept"),
+    [("f16", 2, 34 / 32), ("q8_0", 34 / 32, 34 / 32), ("f32", 4, 4)],
+)
+def test_what_is_kept_of_a_prompt_is_counted_by_its_own_type(
+    cache_type: str, cached: float, kept: float, path: Path, by_table: HeadwiseConfig
+) -> None:
+    with LLM(path) as llm:
+        plan = plan_of(llm, by_table, cache_type=cache_type)
+        assert isinstance(llm.config, DecoderConfig)
+        config, attention = llm.config, plan.attention
+        rows = attention.decode_rows(4096)
+        assert rows is not None
+        saving = decode_saving(config, attention, plan.cache_type, 10**6, 4096)
+    dims, group = 2 * config.head_dim, config.n_heads / config.n_kv_heads
+
+    def cost(number: float) -> float:
+        return dims * (payoff.CACHED_BYTE_COST * number + payoff.CACHED_PRODUCT_COST * group)
+
+    dense = 10**6 + cost(cached) * 4096 * config.n_slots
+    sparse = 10**6 + payoff.SPARSE_COST * cost(kept) * sum(rows)
+    assert saving == pytest.approx(1 - sparse / dense)
 
 
 def test_weights_are_those_that_a_token_reads(path: Path) -> None:
