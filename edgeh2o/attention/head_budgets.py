@@ -73,8 +73,7 @@ class HeadBudgets:
             return None if self.by_query_head else self.per_head
         quality = None if is_asked_for else self.table.decode
         least = quality.budget if quality else 0
-        mean = max(found.mean, least)
-        return grow_limits(self.table.of_kv_heads().budgets(mean), max(self.mean, least) / mean)
+        return grow_decode_budgets(self.table, found.mean, self.mean, least=least)
 
     def is_shown(self, mean: int) -> bool:
         """Whether it was measured that prompts lose nothing with so many keys under the guard.
@@ -113,6 +112,18 @@ def grow_budgets(table: BudgetTable, mean: int, grown: int) -> tuple[Budget, ...
     """
     factor = grown / mean
     return grow_limits(table.budgets(mean * max(1.0, factor) ** REACH_GROWTH), factor)
+
+
+def grow_decode_budgets(
+    table: BudgetTable, mean: int, grown: int, *, least: int
+) -> tuple[Budget, ...]:
+    """Those of generated tokens per KV head, after prompts that get ``grown`` keys where shorter
+    ones get ``mean`` of the table.
+
+    Of ``least`` keys at least; the limits grow as those of prompts do.
+    """
+    keys = max(mean, least)
+    return grow_limits(table.of_kv_heads().budgets(keys), max(grown, least) / keys)
 
 
 def grow_limits(budgets: tuple[Budget, ...], factor: float) -> tuple[Budget, ...]:

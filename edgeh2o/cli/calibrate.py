@@ -55,7 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--decode",
         action=argparse.BooleanOptionalAction,
         help="measure what generated tokens lose that go by the budgets: where it is harmless, "
-        "runs decode so by default (default: if --length suffices for it)",
+        "runs decode so by default, after prompts of up to --length tokens, or twice as many where "
+        "the model was trained on that (default: if --length suffices for it)",
     )
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="where to write (default: the cache folder)"
@@ -147,8 +148,7 @@ def _describe_decode(table: BudgetTable, *, is_asked_for: bool | None) -> str:
         text = "decode         not measured: a default run takes none of these budgets"
         return text if is_asked_for else ""
     kind, kl = max(measured.kl.items(), key=lambda item: item[1])
-    way = "headwise" if measured.is_harmless else "dense"
-    return (
-        f"--budget {measured.budget:<5} decode KL up to {1e3 * kl:.1f}e-3 ({kind}): "
-        f"{way} by default"
-    )
+    way = "dense by default"
+    if measured.is_harmless:
+        way = f"headwise by default after prompts of up to {measured.length:,} tokens"
+    return f"--budget {measured.budget:<5} decode KL up to {1e3 * kl:.1f}e-3 ({kind}): {way}"

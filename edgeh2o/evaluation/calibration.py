@@ -100,7 +100,8 @@ def calibrate(
     in 8 bits lose is measured where there are any. What prompts lose on other windows of every kind
     of text, under the guard, is measured where there are such windows. So is what generated tokens
     lose, with as many keys as a default run has and more if those lose too much, unless ``decode``
-    is False; by default where the texts suffice for it and memory does.
+    is False; by default where the texts suffice for it and memory does. Both are measured at twice
+    the length too where the model was trained on it.
     ``on_progress("calibrate", done, total)`` counts steps of about equal weight; the total shrinks
     where fewer are needed than was thought. What was measured is kept in ``notes_path`` until the
     table is made: a call that was interrupted goes on from there.
@@ -135,7 +136,9 @@ def calibrate(
         notes_path, _identify(llm, windows, *_texts_of(fresh), *_texts_of(long))
     )
     n_steps = count_reading_steps(llm, len(windows)) + count_loss_steps(len(windows))
-    n_steps += count_prefill_steps(fresh, long, len(MEASURED_BUDGETS)) + count_decode_steps(decoded)
+    n_steps += count_prefill_steps(fresh, long, len(MEASURED_BUDGETS))
+    if decoded:
+        n_steps += count_decode_steps(decoded, long)
     progress = Progress(on_progress, n_steps * llm.config.n_layers, stage="calibrate")
     table = _measure_texts(llm, windows, progress, notes)
     if fresh:
@@ -143,7 +146,7 @@ def calibrate(
     budget = default_budget(table) if decoded else None
     if budget is not None:
         try:
-            found = find_decode(llm, table, budget, decoded, progress, notes)
+            found = find_decode(llm, table, budget, decoded, long, progress, notes)
             table = replace(table, decode=found)
         except ResourceError:
             if decode:

@@ -166,6 +166,10 @@ def test_decode_is_measured(
             assert (measured["budget"], measured["length"]) == (1024, 2400)
             assert "prefill" in json.loads(Path(path).read_text())
             assert f"--budget 1024  decode KL up to {1e3 * measured['kl']['pairs']:.1f}e-3" in line
+            harmless = "headwise by default after prompts of up to 2,400 tokens"
+            assert line.endswith(
+                harmless if measured["kl"]["pairs"] <= 6e-3 else "dense by default"
+            )
         else:
             assert measured is None
 

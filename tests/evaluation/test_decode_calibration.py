@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from unittest.mock import Mock
 
 import numpy as np
@@ -16,17 +17,16 @@ from edgeh2o.errors import ResourceError, UsageError
 from edgeh2o.evaluation import calibration, calibration_windows, decode_calibration
 from edgeh2o.evaluation.calibration import calibrate
 from edgeh2o.evaluation.calibration_notes import CalibrationNotes
-from edgeh2o.evaluation.calibration_windows import Windows, make_windows
+from edgeh2o.evaluation.calibration_windows import make_windows
 from edgeh2o.evaluation.decode_calibration import (
     DECODED,
+    DecodeMeter,
     count_decode_steps,
     find_decode,
-    measure_decode,
     require_decodable,
 )
 from edgeh2o.evaluation.decoding import compare_decodes
 from edgeh2o.evaluation.long_texts import KINDS, make_window
-from edgeh2o.evaluation.progress import Steps
 from edgeh2o.evaluation.text_calibration import TextMeter, count_reading_steps
 from tests.budget_tables import table_of_model
 from tests.evaluation.counted import Counted
@@ -36,6 +36,8 @@ LENGTH, BUDGET = 2400, 64
 FULL = ResourceError("three sessions do not fit")
 FEW = {kind: KINDS[kind] for kind in ("prose", "pairs")}
 EMPTY = {"pairs": [np.zeros(LENGTH, np.int32)] * 2, "prose": [np.zeros(LENGTH, np.int32)] * 2}
+LONG_LENGTH = 2 * LENGTH
+LONG = {"pairs": [np.zeros(LONG_LENGTH, np.int32)]}
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +68,9 @@ def test_decode_is_measured_on_every_kind(
     monkeypatch.setattr(DecodeQuality, "is_harmless", True)  # random weights lose what they lose
     table, counted = _table(llm, by_query_head=by_query_head), Counted()
     texts = make_windows(llm, LENGTH)
-    quality = measure_decode(llm, table, BUDGET, texts, counted.steps(48), CalibrationNotes())
-    assert 3 * counted.done == count_decode_steps(texts) == 24
+    meter = DecodeMeter(llm, table, BUDGET, texts, counted.steps(48), CalibrationNotes())
+    quality = meter.measure(BUDGET)
+    assert 3 * counted.done == count_decode_steps(texts, {}) == 24
     assert (quality.budget, quality.length, quality.kl.keys()) == (BUDGET, LENGTH, FEW.keys())
     n_heads = llm.config.n_layers * llm.config.n_kv_heads
     kept = round(7 / 8 * (LENGTH - DECODED)) - 256
@@ -97,8 +100,8 @@ def test_nothing_is_decoded_after_what_loses_too_much(
     monkeypatch.setattr(DecodeQuality, "is_harmless", False)
     counted = Counted()
     table, windows = _table(llm, by_query_head=False), make_windows(llm, LENGTH)
-    quality = measure_decode(llm, table, BUDGET, windows, counted.steps(48), CalibrationNotes())
-    assert (list(quality.kl), counted.done) == (["pairs"], 2 * 2)
+    meter = DecodeMeter(llm, table, BUDGET, windows, counted.steps(48), CalibrationNotes())
+    assert (list(meter.measure(BUDGET).kl), counted.done) == (["pairs"], 2 * 2)
 
 
 def test_kinds_that_are_noted_are_not_decoded_again(
@@ -113,8 +116,30 @@ def test_kinds_that_are_noted_are_not_decoded_again(
     )
     for n_steps in (8, 0):
         counted = Counted()
-        measure_decode(llm, table, BUDGET, windows, counted.steps(48), notes)
+        DecodeMeter(llm, table, BUDGET, windows, counted.steps(48), notes).measure(BUDGET)
         assert counted.done == n_steps
+
+
+class _Measured:
+    """Stands for what ``DecodeMeter`` measures, of budgets that are harmless from some number on.
+
+    Of windows of twice the length where ``long_from`` says it.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, harmless_from: int, long_from: int) -> None:
+        self.tried: list[tuple[int, int]] = []  # length, budget
+        measured = self
+
+        def measure(meter: DecodeMeter, budget: int) -> DecodeQuality:
+            is_long = meter._length == LONG_LENGTH
+            measured.tried.append((meter._length, budget))
+            meter._steps.advance(4 if is_long else 8)
+            is_harmless = budget >= (long_from if is_long else harmless_from)
+            kinds = ("pairs", "facts") if is_long else ("pairs", "prose")
+            kl = dict.fromkeys(kinds, (2e-3 if is_long else 1e-3) if is_harmless else 1.0)
+            return DecodeQuality(budget=budget, length=meter._length, kl=kl)
+
+        monkeypatch.setattr(DecodeMeter, "measure", measure)
 
 
 @pytest.mark.parametrize(
@@ -134,29 +159,87 @@ def test_more_keys_are_tried_where_few_lose_too_much(
     harmless_from: int,
     tried: list[int],
 ) -> None:
-    measured, counted = [], Counted(count_decode_steps(EMPTY) * llm.config.n_layers)
-
-    def measure(
-        llm: LLM,
-        table: BudgetTable,
-        budget: int,
-        windows: Windows,
-        steps: Steps,
-        notes: CalibrationNotes,
-    ) -> DecodeQuality:
-        # The next budget begins with what the one before was given up at.
-        assert list(windows) == (["prose", "pairs"] if measured else ["pairs", "prose"])
-        measured.append(budget)
-        steps.advance(8)
-        kl = {"prose": 0.0 if budget >= harmless_from else 1.0}
-        return DecodeQuality(budget=budget, length=LENGTH, kl=kl)
-
-    monkeypatch.setattr(decode_calibration, "measure_decode", measure)
+    counted = Counted(count_decode_steps(EMPTY, {}) * llm.config.n_layers)
+    measured = _Measured(monkeypatch, harmless_from, 0)
     table = _table(llm, by_query_head=False)
-    quality = find_decode(llm, table, budget, EMPTY, counted.progress, CalibrationNotes())
-    assert (measured, quality.budget) == (tried, tried[-1])
+    quality = find_decode(llm, table, budget, EMPTY, {}, counted.progress, CalibrationNotes())
+    assert (measured.tried, quality.budget) == ([(LENGTH, keys) for keys in tried], tried[-1])
     assert quality.is_harmless == (tried[-1] >= harmless_from)
     assert counted.done == counted.total == 8 * len(tried) * llm.config.n_layers
+
+
+@pytest.mark.parametrize(
+    ("harmless_from", "long_from", "tried", "budget"),
+    [
+        (700, 700, [1024], 1024),
+        (700, 1500, [1024, 1280, 1536], 1536),
+        (1200, 2000, [1280, 1536, 1792, 2048], 2048),
+        (1200, 9999, [1280, 1536, 1792, 2048], 1280),
+        (9999, 700, [], 1536),
+    ],
+)
+def test_twice_the_length_may_need_more_keys(
+    llm: LLM,
+    monkeypatch: pytest.MonkeyPatch,
+    harmless_from: int,
+    long_from: int,
+    tried: list[int],
+    budget: int,
+) -> None:
+    """The table says what is harmless after both, else only what is after the shorter one."""
+    monkeypatch.setattr(DecodeMeter, "count_rows", lambda *_: 0.75 * LONG_LENGTH)
+    counted = Counted(count_decode_steps(EMPTY, LONG) * llm.config.n_layers)
+    measured = _Measured(monkeypatch, harmless_from, long_from)
+    table = _table(llm, by_query_head=False)
+    quality = find_decode(llm, table, 512, EMPTY, LONG, counted.progress, CalibrationNotes())
+    assert [keys for length, keys in measured.tried if length == LONG_LENGTH] == tried
+    serves_both = bool(tried) and tried[-1] >= long_from
+    assert (quality.budget, quality.length) == (budget, LONG_LENGTH if serves_both else LENGTH)
+    assert quality.is_harmless == (harmless_from < 9999)
+    if serves_both:
+        assert quality.kl == {"pairs": 2e-3, "prose": 1e-3, "facts": 2e-3}
+    assert counted.done == counted.total
+
+
+def test_no_more_keys_than_are_worth_it_are_tried(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is what memory does not suffice for a reason to know nothing of the shorter length."""
+    measured = _Measured(monkeypatch, 700, 9999)
+    table = _table(llm, by_query_head=False)
+    find = partial(find_decode, llm, table, 512, EMPTY, LONG, Counted().progress)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            DecodeMeter, "count_rows", lambda self, keys: keys + 0.75 * LONG_LENGTH - 1400
+        )
+        assert find(CalibrationNotes()).length == LENGTH
+        assert measured.tried == [(LENGTH, 1024), (LONG_LENGTH, 1024), (LONG_LENGTH, 1280)]
+        patch.setattr(DecodeMeter, "count_rows", Mock(side_effect=FULL))
+        assert find(CalibrationNotes()).length == LENGTH
+
+
+@pytest.mark.parametrize("base", [64, 100])
+def test_longer_prompts_are_measured_by_the_budgets_that_they_have(
+    base: int, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a default run: limits of prompts and of generated tokens grow alike."""
+    table = replace(_table(llm, by_query_head=False), length=4096, levels=(64, 128))
+    table = replace(table, losses={base: 0.0}, texts=("none",))
+    quality = DecodeQuality(budget=BUDGET, length=2 * 4096, kl={"pairs": 0.0})
+    windows = {"pairs": [np.zeros(2 * 4096, np.int32)]}
+    meter = DecodeMeter(llm, table, base, windows, Counted().steps(0), CalibrationNotes())
+    monkeypatch.setattr(
+        "edgeh2o.attention.head_budgets.find_table",
+        lambda _: (replace(table, decode=quality), "cache"),
+    )
+    settings = HeadwiseConfig()
+    resolved = settings.resolved(llm.config)
+    run = settings.with_budget(resolved, llm.config, resolved.found.mean_for(2 * 4096))
+    tried = meter._by(BUDGET)
+    assert tried.budgets == run.budgets
+    assert tried.decode_budgets == run.decode_budgets
+    assert max(b for b in tried.decode_budgets if b) > 64
+    assert meter.count_rows(BUDGET) == np.mean(tried.decode_rows(2 * 4096))
 
 
 def test_a_calibration_measures_decode(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +259,7 @@ def test_a_calibration_measures_decode(llm: LLM, monkeypatch: pytest.MonkeyPatch
     assert table.n_heads == llm.config.n_heads
     assert table.decode is not None
     assert (table.decode.budget, table.decode.length) == (1024, LENGTH)
-    n_steps = count_decode_steps(EMPTY) + count_reading_steps(llm, 1)
+    n_steps = count_decode_steps(EMPTY, {}) + count_reading_steps(llm, 1)
     _, done, total = reports[-1]
     assert done == total <= n_steps * llm.config.n_layers
     assert any(kl > 0 for kl in table.decode.kl.values())
@@ -184,7 +267,7 @@ def test_a_calibration_measures_decode(llm: LLM, monkeypatch: pytest.MonkeyPatch
     few = UsageError("too few")
     for module, name, error in (
         (calibration_windows, "make_window", few),
-        (decode_calibration, "measure_decode", FULL),
+        (DecodeMeter, "measure", FULL),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, Mock(side_effect=error))
