@@ -287,6 +287,9 @@ def _read_table(data: Any) -> BudgetTable:
         raise ValueError("losses must be finite")
     if table.rounding_error is not None and not 0 <= table.rounding_error < math.inf:
         raise ValueError("rounding_error must be finite and not negative")
+    heads = table.decode.heads if table.decode else None
+    if heads is not None and len(heads) != table.n_layers * table.n_kv_heads:
+        raise ValueError(f"{len(heads)} budgets of decode do not fit its layers and KV heads")
     if table.prompts < 0:
         raise ValueError("the number of prompts must not be negative")
     return table

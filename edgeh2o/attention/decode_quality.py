@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..option_fields import MAX_CONTEXT, is_int
 from .divergences import read_divergences
 
 # Highest mean KL divergence from dense decode, in nats, that goes unnoticed: two dense prefills in
@@ -27,12 +28,15 @@ class DecodeQuality:
     """Mean KL(dense || headwise) of decoded tokens, in nats, by kind of text.
 
     Measured with the mean ``budget`` of KV heads after prompts of up to ``length`` tokens; of
-    several lengths the highest of every kind.
+    several lengths the highest of every kind. ``heads`` are the budgets of every layer's KV heads,
+    None for the whole past, where others were measured than the table's: those of heads that have
+    one are ``budget`` keys then, whatever the prompt.
     """
 
     budget: int
     length: int
     kl: Mapping[str, float]
+    heads: tuple[int | None, ...] | None = None
 
     @property
     def is_harmless(self) -> bool:
@@ -41,7 +45,8 @@ class DecodeQuality:
 
     def to_dict(self) -> dict[str, Any]:
         """Fit for JSON."""
-        return {"budget": self.budget, "length": self.length, "kl": dict(self.kl)}
+        data = {"budget": self.budget, "length": self.length, "kl": dict(self.kl)}
+        return data if self.heads is None else {**data, "heads": list(self.heads)}
 
     @classmethod
     def from_dict(cls, data: Any) -> DecodeQuality | None:
@@ -51,4 +56,16 @@ class DecodeQuality:
         kl = read_divergences(data, "decode")
         if not all(0 <= value < math.inf for value in kl.values()):
             raise ValueError("divergences must be finite and not negative")
-        return cls(budget=int(data["budget"]), length=int(data["length"]), kl=kl)
+        heads = data.get("heads")
+        if heads is not None and not (isinstance(heads, list) and all(map(_is_budget, heads))):
+            raise ValueError("budgets of decode must be positive, or null for the whole past")
+        return cls(
+            budget=int(data["budget"]),
+            length=int(data["length"]),
+            kl=kl,
+            heads=None if heads is None else tuple(heads),
+        )
+
+
+def _is_budget(value: Any) -> bool:
+    return value is None or (is_int(value) and 0 < value <= MAX_CONTEXT)

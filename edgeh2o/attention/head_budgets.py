@@ -66,12 +66,14 @@ class HeadBudgets:
         """Those of generated tokens per KV head, None where there are none; ``found`` serves
         shorter prompts.
 
-        At least those that were measured, unless decode by budgets ``is_asked_for``; their limits
-        grow with the prompt as its own do.
+        Those that were measured, unless decode by budgets ``is_asked_for``, or as many keys at
+        least, whose limits grow with the prompt as its own do.
         """
         if self.table is None:
             return None if self.by_query_head else self.per_head
         quality = None if is_asked_for else self.table.decode
+        if quality is not None and quality.heads is not None:
+            return quality.heads
         least = quality.budget if quality else 0
         return grow_decode_budgets(self.table, found.mean, self.mean, least=least)
 

@@ -225,6 +225,26 @@ def test_generated_tokens_have_as_many_keys_as_were_measured(tmp_path: Path) -> 
     assert asked.resolved(Model()).decode_budgets == table.budgets(12)
 
 
+def test_generated_tokens_have_the_heads_that_were_measured(tmp_path: Path) -> None:
+    """Whatever the prompt and its keys, unless they are asked for."""
+    n_heads = TABLE.n_layers * TABLE.n_kv_heads
+    heads = (None, *range(30, 29 + n_heads))
+    quality = DecodeQuality(budget=30, length=8192, kl={"prose": 0.0}, heads=heads)
+    path = tmp_path / "table.json"
+    write_table(replace(TABLE, losses={16: 0.4}, texts=("a",), decode=quality), path)
+    for budget in (None, 12, 60):
+        config = HeadwiseConfig(budget_table=str(path), budget=budget)
+        resolved = config.resolved(Model())
+        assert resolved.decode_budgets == heads
+    config = HeadwiseConfig(budget_table=str(path))
+    assert config.with_budget(config.resolved(Model()), Model(), 60).decode_budgets == heads
+    asked = replace(config, decode_attention="headwise")
+    assert asked.resolved(Model()).decode_budgets == TABLE.budgets(16)
+    lost = replace(quality, kl={"prose": 1.0})
+    write_table(replace(TABLE, losses={16: 0.4}, texts=("a",), decode=lost), path)
+    assert config.resolved(Model()).decode_budgets is None
+
+
 def test_generated_tokens_have_limits_that_grow_with_the_prompt() -> None:
     config = HeadwiseConfig()
     resolved = config.resolved(SMOLLM2_MODEL)
