@@ -15,13 +15,16 @@ inline constexpr size_t kFewRows = simd::kGemvRows * (simd::kHasMmla ? 1 : 4);
 // Quants in planes of bits are stored unsigned on every ISA and converted when they are unpacked.
 template <PackedFormat kFormat>
 inline constexpr uint32_t kSignedBit =
-    simd::Dot4<PackedTraits<kFormat>::kBits>::kSigned && PackedTraits<kFormat>::kLowBits == 8
+    simd::Dot4<PackedTraits<kFormat>::kBits>::kSigned&& PackedTraits<kFormat>::kLowBits == 8
         ? uint32_t{1} << static_cast<int>(kFormat)
         : 0;
 
 template <PackedFormat kFormat>
 inline constexpr uint32_t kWordBit =
     WordFormat<kFormat>::kExists ? uint32_t{1} << static_cast<int>(kFormat) : 0;
+template <PackedFormat kFormat>
+inline constexpr uint32_t kByteBit =
+    kUnpackedAs<kFormat, simd::WordDot> == Unpacked::kBytes ? uint32_t{1} << static_cast<int>(kFormat) : 0;
 
 template <typename Bytes, bool kExists>
 constexpr AttentionKernels byte_attention_kernels() {
@@ -41,11 +44,13 @@ constexpr AttentionKernels byte_attention_kernels() {
 
 #define EH2O_SIGNED(name) | kSignedBit<PackedFormat::name>
 #define EH2O_WORDS(name) | kWordBit<PackedFormat::name>
+#define EH2O_BYTES(name) | kByteBit<PackedFormat::name>
 extern const KernelTable kTable;
 const KernelTable kTable = {
     EH2O_STRING(EH2O_ISA),
     {kGemmQ8Columns, simd::kGemmQ8Rows, simd::kGemvRows, kFewRows, 0 EH2O_QUANTISED_FORMATS(EH2O_SIGNED),
-     simd::kGemmF32Rows, simd::kDotBias, 0 EH2O_QUANTISED_FORMATS(EH2O_WORDS), kHasPairs<simd::WordDot>},
+     simd::kGemmF32Rows, simd::kDotBias, 0 EH2O_QUANTISED_FORMATS(EH2O_WORDS),
+     0 EH2O_QUANTISED_FORMATS(EH2O_BYTES), kHasPairs<simd::WordDot>},
     {attention_kernels<F32Products, true>(), attention_kernels<Bf16Products, simd::kHasBf16>(),
      attention_kernels<F16Products<simd::Halves>, simd::kHasF16>(),
      byte_attention_kernels<simd::Bytes, simd::kHasBytes>()},
@@ -92,6 +97,7 @@ const KernelTable kTable = {
     peak_q8<8>,
     peak_read,
 };
+#undef EH2O_BYTES
 #undef EH2O_WORDS
 #undef EH2O_SIGNED
 

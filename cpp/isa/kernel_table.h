@@ -22,11 +22,16 @@ struct PackLayout {
   size_t float_rows;        // rows that a float matrix product takes at once
   int32_t dot_bias;         // where dot products start, added to the sums of packed activations
   uint32_t word_formats;    // bit f: PackedFormat f wants activations that share a scale by 256
+  uint32_t byte_formats;    // bit f: PackedFormat f, one of these, is unpacked to Unpacked::kBytes
   bool has_pairs;           // starts in packed activations are pairs
   bool is_signed(PackedFormat format) const { return signed_formats >> static_cast<int>(format) & 1; }
   // Neighbouring activations that share a scale where they meet weights of this format.
   size_t scale_block(PackedFormat format) const {
     return word_formats >> static_cast<int>(format) & 1 ? kSuperBlock : kBlock;
+  }
+  Unpacked unpacked(PackedFormat format) const {
+    if (byte_formats >> static_cast<int>(format) & 1) return Unpacked::kBytes;
+    return scale_block(format) == kSuperBlock ? Unpacked::kWords : Unpacked::kFloats;
   }
 };
 

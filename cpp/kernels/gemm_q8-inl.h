@@ -42,12 +42,15 @@ struct ActivationRecord {
   // The sum of the activations that the quants stand for.
   template <size_t kSubBlocks>
   EH2O_INLINE float sum(size_t sub, size_t row) const {
+    static_assert(kSubBlocks == 1 || !simd::kHasWordDot);
     if constexpr (kSubBlocks == 1) return sums[row];
-    const int32_t start = starts[(2 + sub) * kRows + row];
-    if constexpr (kHasPairs<simd::WordDot>) {
-      return scale[row] * (-0.03125f * static_cast<float>(static_cast<int16_t>(start) + (start >> 16)));
-    }
-    return scale[row] * (-0.03125f * static_cast<float>(start - simd::kDotBias));
+    return scale[row] * (-0.03125f * static_cast<float>(starts[(2 + sub) * kRows + row] - simd::kDotBias));
+  }
+  // Lanes of rows: minus 32 times the sums of the first 16 quants, low, and of the last 16, high.
+  template <typename Dot>
+  EH2O_INLINE simd::I32 halves() const {
+    static_assert(kRows <= simd::kLanes);
+    return Dot::template join_sums<kRows>(starts + 2 * kRows, starts + 3 * kRows);
   }
 };
 
@@ -193,7 +196,7 @@ EH2O_INLINE void gemm_q8_tile(float* c,          // [n_rows][c_stride]
       }
     }
     x += kActivationRecordPerRow * kRows;
-    w += PackedSizes<kFormat>::kUnpackedPerColumn * kCols;
+    w += UnpackedSizes<kFormat, Unpacked::kFloats>::kRecordPerColumn * kCols;
   }
 
   unroll<kRows>([&](auto r) { store_tile_row<kVectors>(c + r * c_stride, sum[r], r < n_rows ? n_cols : 0); });

@@ -1,7 +1,9 @@
 // Products with weights of two levels of scales in integers: activations share a scale by 256 values
 // (quant/packed_format.h), a dot product of 16 or 32 values fits 16 bits, and one instruction or two add it,
-// times the fine scale of its weights, to a sum of 32 bits. One conversion and the coarse scales follow per
-// 256 values, in the same order for one row and for many.
+// times the fine scale of its weights, to a sum of 32 bits. Where scale times quant fits a byte
+// (Unpacked::kBytes), and many rows share that product, there is nothing left to do between dot products.
+// Mins meet the sums of 16 activations. One conversion and the coarse scales follow per 256 values, in the
+// same order for one row and for many.
 #include "quant/packed_format.h"
 
 namespace edgeh2o::EH2O_ISA {
@@ -10,6 +12,7 @@ namespace edgeh2o::EH2O_ISA {
 template <PackedFormat kFormat, typename Dot, size_t kRows>
 EH2O_INLINE simd::I32 word_start(const ActivationRecord<kRows>& x, size_t part, size_t row) {
   using Format = WordFormat<kFormat>;
+  if constexpr (Format::kOffsetLog2 < 0) return simd::set1_i32(0);
   constexpr bool kIsHalved = Format::kDepth < kBlock;
   constexpr size_t kFirst = kIsHalved ? 2 : Dot::kHasPairs ? 1 : 0;
   constexpr int kShift = (kIsHalved ? 5 : Dot::kHasPairs ? 4 : 3) - Format::kOffsetLog2;
@@ -63,12 +66,14 @@ EH2O_INLINE void add_record(simd::I32 (&sum)[kRows][simd::kGemmQ8Vectors], const
   });
 }
 
-// total += the sums of a super-block times their coarse scales.
-template <typename Dot, size_t kRows>
+// total += the sums of a super-block times their coarse scales, which coarse(v) gives.
+template <typename Dot, size_t kRows, typename Coarse>
 EH2O_INLINE void add_super_block(simd::F32 (&total)[kRows][simd::kGemmQ8Vectors],
-                                 const simd::I32 (&sum)[kRows][simd::kGemmQ8Vectors],
-                                 const simd::F32 (&d)[simd::kGemmQ8Vectors], const float* x_scale) {
+                                 const simd::I32 (&sum)[kRows][simd::kGemmQ8Vectors], const Coarse& coarse,
+                                 const float* x_scale) {
   using namespace simd;
+  F32 d[kGemmQ8Vectors];
+  unroll<kGemmQ8Vectors>([&](auto v) EH2O_INLINE_LAMBDA { d[v] = coarse(v); });
   unroll<kRows>([&](auto r) EH2O_INLINE_LAMBDA {
     const F32 scale = set1(x_scale[r]);
     unroll<kGemmQ8Vectors>([&](auto v) EH2O_INLINE_LAMBDA {
@@ -77,38 +82,142 @@ EH2O_INLINE void add_super_block(simd::F32 (&total)[kRows][simd::kGemmQ8Vectors]
   });
 }
 
+// total += what the mins of a super-block add: load(record, v) gives pairs.
+template <typename Dot, size_t kRows, typename Coarse, typename Load>
+EH2O_INLINE void add_mins(simd::F32 (&total)[kRows][simd::kGemmQ8Vectors], const uint8_t* x, size_t n_records,
+                          const Coarse& coarse, const Load& load) {
+  using namespace simd;
+  alignas(64) int32_t halves[kSuperRecords][kLanes];
+  for (size_t i = 0; i < n_records; ++i) {
+    const ActivationRecord<kRows> rows(x + i * kActivationRecordPerRow * kRows);
+    Dot::store(reinterpret_cast<uint8_t*>(halves[i]), rows.template halves<Dot>());
+  }
+  asm("" : "+m"(halves));  // broadcast from memory, not from registers, on a port of the products
+  I32 sum[kRows][kGemmQ8Vectors];
+  unroll<kRows>([&](auto r) { unroll<kGemmQ8Vectors>([&](auto v) { sum[r][v] = set1_i32(0); }); });
+  for (size_t i = 0; i < n_records; ++i) {
+    I32 mins[kGemmQ8Vectors];
+    unroll<kGemmQ8Vectors>([&](auto v) EH2O_INLINE_LAMBDA { mins[v] = load(i, v); });
+    unroll<kRows>([&](auto r) EH2O_INLINE_LAMBDA {
+      const I32 row = set1_i32(halves[i][r]);
+      unroll<kGemmQ8Vectors>(
+          [&](auto v) EH2O_INLINE_LAMBDA { sum[r][v] = Dot::add_scaled(sum[r][v], row, mins[v]); });
+    });
+  }
+  add_super_block<Dot>(total, sum, coarse, reinterpret_cast<const float*>(x));
+}
+
+// total += the products of a super-block with Unpacked::kBytes, records at w.
+template <PackedFormat kFormat, typename Dot, size_t kRows, typename Coarse>
+EH2O_INLINE void add_bytes(simd::F32 (&total)[kRows][simd::kGemmQ8Vectors], const uint8_t* x,
+                           size_t n_records, const Coarse& coarse, const uint8_t* w) {
+  using namespace simd;
+  using Sizes = UnpackedSizes<kFormat, Unpacked::kBytes>;
+  constexpr size_t kVectors = kGemmQ8Vectors, kCols = kGemmQ8Columns;
+  constexpr size_t kStride = kActivationRecordPerRow * kRows;
+  const float* x_scale = reinterpret_cast<const float*>(x);
+  int32_t starts[kRows] = {};  // minus the offset times the sum of the quants
+  if constexpr (WordFormat<kFormat>::kOffsetLog2 >= 0) {
+    for (size_t i = 0; i < n_records; ++i) {
+      const ActivationRecord<kRows> rows(x + i * kStride);
+      for (size_t r = 0; r < kRows; ++r) starts[r] += rows.starts[r] - kDotBias;  // minus 8 times
+    }
+    static_assert(kByteOffset == 16 * 8 - 1);
+    for (size_t r = 0; r < kRows; ++r) starts[r] = 16 * starts[r] - (starts[r] >> 3);
+    asm("" : "+m"(starts));
+  }
+  I32 sum[kByteChains][kRows][kVectors];
+  unroll<kByteChains>([&](auto chain) {
+    unroll<kRows>([&](auto r) {
+      unroll<kVectors>([&](auto v) { sum[chain][r][v] = set1_i32(chain == 0 ? starts[r] : 0); });
+    });
+  });
+  for (size_t i = 0; i < n_records; ++i) {
+    const int8_t* quants = ActivationRecord<kRows>(x).quants;
+    unroll<kBlock / 4>([&](auto step) EH2O_INLINE_LAMBDA {
+      I8 columns[kVectors];
+      unroll<kVectors>([&](auto v) EH2O_INLINE_LAMBDA {
+        columns[v] = load_i8(w + (Sizes::kQuantsFrom + 4 * step) * kCols + 4 * v * kLanes);
+      });
+      unroll<kRows>([&](auto r) EH2O_INLINE_LAMBDA {
+        unroll<kVectors>([&](auto v) EH2O_INLINE_LAMBDA {
+          I32& s = sum[step % kByteChains][r][v];
+          s = Dot::add(s, columns[v], quants + 4 * (step * kRows + r));
+        });
+      });
+    });
+    unroll<kByteChains>([&](auto chain) EH2O_INLINE_LAMBDA {  // gcc 12 would spill and copy them
+      unroll<kRows>([&](auto r) EH2O_INLINE_LAMBDA {
+        unroll<kVectors>([&](auto v) EH2O_INLINE_LAMBDA { sum[chain][r][v] = keep(sum[chain][r][v]); });
+      });
+    });
+    x += kStride;
+    w += Sizes::kRecordPerColumn * kCols;
+  }
+  if constexpr (kByteChains == 2) {
+    unroll<kRows>([&](auto r) {
+      unroll<kVectors>([&](auto v) { sum[0][r][v] = add_i32(sum[0][r][v], sum[1][r][v]); });
+    });
+  }
+  add_super_block<Dot>(total, sum[0], coarse, x_scale);
+}
+
+// The same with Unpacked::kWords.
+template <PackedFormat kFormat, typename Dot, size_t kRows, typename Coarse>
+EH2O_INLINE void add_words(simd::F32 (&total)[kRows][simd::kGemmQ8Vectors], const uint8_t* x,
+                           size_t n_records, const Coarse& coarse, const uint8_t* w) {
+  using namespace simd;
+  using Sizes = UnpackedSizes<kFormat, Unpacked::kWords>;
+  constexpr size_t kCols = kGemmQ8Columns;
+  const float* x_scale = reinterpret_cast<const float*>(x);
+  I32 sum[kRows][kGemmQ8Vectors];
+  unroll<kRows>([&](auto r) { unroll<kGemmQ8Vectors>([&](auto v) { sum[r][v] = set1_i32(0); }); });
+  for (size_t i = 0; i < n_records; ++i) {
+    add_record<kFormat, Dot, 1>(
+        sum, ActivationRecord<kRows>(x),
+        [&](auto step, auto v) EH2O_INLINE_LAMBDA {
+          return load_i8(w + (Sizes::kQuantsFrom + 4 * step) * kCols + 4 * v * kLanes);
+        },
+        [&](size_t sub, auto v) EH2O_INLINE_LAMBDA { return Dot::load(w + 4 * (sub * kCols + v * kLanes)); });
+    x += kActivationRecordPerRow * kRows;
+    w += Sizes::kRecordPerColumn * kCols;
+  }
+  add_super_block<Dot>(total, sum, coarse, x_scale);
+}
+
 // A register tile, as gemm_q8_tile.
 template <PackedFormat kFormat, typename Dot>
 EH2O_INLINE void gemm_words_tile(float* c, size_t c_stride, const uint8_t* x, const uint8_t* w,
                                  size_t n_records, size_t n_rows, size_t n_cols, bool accumulate) {
   using namespace simd;
-  using Sizes = PackedSizes<kFormat>;
+  constexpr Unpacked kKind = kUnpackedAs<kFormat, Dot>;
+  using Sizes = UnpackedSizes<kFormat, kKind>;
   constexpr size_t kRows = kGemmQ8Rows, kVectors = kGemmQ8Vectors, kCols = kGemmQ8Columns;
-  constexpr size_t kSubBlocks = Sizes::kSubBlocks;
   F32 total[kRows][kVectors];
   unroll<kRows>([&](auto r) {
     load_tile_row<kVectors>(total[r], c + r * c_stride, accumulate && r < n_rows ? n_cols : 0);
   });
   for (size_t first = 0; first < n_records; first += kSuperRecords) {
     const size_t count = n_records - first < kSuperRecords ? n_records - first : kSuperRecords;
-    F32 d[kVectors];
-    unroll<kVectors>([&](auto v) { d[v] = load(reinterpret_cast<const float*>(w) + v * kLanes); });
-    w += Sizes::kUnpackedHeaderPerColumn * kCols;
-    const uint8_t* super_x = x;
-    I32 sum[kRows][kVectors];
-    unroll<kRows>([&](auto r) { unroll<kVectors>([&](auto v) { sum[r][v] = set1_i32(0); }); });
-    for (size_t i = 0; i < count; ++i) {
-      const uint8_t* quants = w + 4 * kSubBlocks * Sizes::kParts * kCols;
-      add_record<kFormat, Dot, 1>(
-          sum, ActivationRecord<kRows>(x),
-          [&](auto step, auto v)
-              EH2O_INLINE_LAMBDA { return load_i8(quants + (step * kCols + v * kLanes) * 4); },
-          [&](size_t sub, auto v)
-              EH2O_INLINE_LAMBDA { return Dot::load(w + (sub * kCols + v * kLanes) * 4); });
-      x += kActivationRecordPerRow * kRows;
-      w += Sizes::kUnpackedPerColumn * kCols;
+    const float* header = reinterpret_cast<const float*>(w);
+    w += Sizes::kHeaderPerColumn * kCols;
+    const auto coarse = [&](auto v) EH2O_INLINE_LAMBDA { return load(header + v * kLanes); };
+    if constexpr (kKind == Unpacked::kBytes) {
+      asm("" : "+m"(total));  // not in registers, of which the sums need all
+      add_bytes<kFormat, Dot>(total, x, count, coarse, w);
+    } else {
+      add_words<kFormat, Dot>(total, x, count, coarse, w);
     }
-    add_super_block<Dot>(total, sum, d, reinterpret_cast<const float*>(super_x));
+    if constexpr (Sizes::kPairsPerColumn > 0) {
+      const uint8_t* pairs = w + Sizes::kScalesPerColumn * kCols;
+      add_mins<Dot>(
+          total, x, count, [&](auto v) EH2O_INLINE_LAMBDA { return load(header + kCols + v * kLanes); },
+          [&](size_t i, auto v) EH2O_INLINE_LAMBDA {
+            return Dot::load(pairs + (i * Sizes::kRecordPerColumn * kCols + 4 * v * kLanes));
+          });
+    }
+    x += count * kActivationRecordPerRow * kRows;
+    w += count * Sizes::kRecordPerColumn * kCols;
   }
   unroll<kRows>(
       [&](auto r) { store_tile_row<kVectors>(c + r * c_stride, total[r], r < n_rows ? n_cols : 0); });
@@ -128,12 +237,13 @@ __attribute__((flatten)) void gemv_words(float* y, size_t y_stride, const uint8_
   RecordReader<kFormat> weights(w);
   for (size_t first = 0; first < n_records; first += kSuperRecords) {
     const size_t end = n_records - first < kSuperRecords ? n_records : first + kSuperRecords;
-    const float* x_scale = reinterpret_cast<const float*>(x);
+    const uint8_t *super_x = x, *scales = nullptr;
     I32 sum[kRows][kVectors];
     unroll<kRows>([&](auto r) { unroll<kVectors>([&](auto v) { sum[r][v] = set1_i32(0); }); });
     for (size_t record = first; record < end; ++record) {
       weights.enter(record);
       weights.fetch_ahead();
+      if (record == first) scales = weights.scales();
       const uint8_t* quants = weights.quants();
       add_record<kFormat, Dot, kChains>(
           sum, ActivationRecord<kRows>(x),
@@ -141,9 +251,17 @@ __attribute__((flatten)) void gemv_words(float* y, size_t y_stride, const uint8_
           [&](size_t sub, auto v) EH2O_INLINE_LAMBDA { return weights.template fine_scale<Dot>(sub, v); });
       x += kActivationRecordPerRow * kRows;
     }
-    F32 d[kVectors];
-    unroll<kVectors>([&](auto v) { d[v] = weights.coarse_scale(v); });
-    add_super_block<Dot>(total, sum, d, x_scale);
+    add_super_block<Dot>(
+        total, sum, [&](auto v) EH2O_INLINE_LAMBDA { return weights.coarse_scale(v); },
+        reinterpret_cast<const float*>(super_x));
+    if constexpr (PackedTraits<kFormat>::kHasMin) {
+      add_mins<Dot>(
+          total, super_x, end - first, [&](auto v) EH2O_INLINE_LAMBDA { return weights.coarse_min(v); },
+          [&](size_t i, auto v) EH2O_INLINE_LAMBDA {
+            const uint8_t* own = scales + i * PackedSizes<kFormat>::kRecordPerColumn * kGemmQ8Columns;
+            return weights.template min_pairs<Dot>(own, v);
+          });
+    }
   }
   unroll<kRows>(
       [&](auto r) { store_tile_row<kVectors>(y + r * y_stride, total[r], r < n_rows ? n_cols : 0); });

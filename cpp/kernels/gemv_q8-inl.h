@@ -4,18 +4,26 @@
 
 namespace edgeh2o::EH2O_ISA {
 
-// Two-level formats whose scales are applied in integers (gemm_words-inl.h). Those with a min would gain
-// little by it, and lose what scales by 32 values are worth.
+// Two-level formats whose scales are applied in integers (gemm_words-inl.h). Those with scales of 6 bits and
+// a min would gain little by it, and lose what scales by 32 values are worth.
 template <PackedFormat kFormat>
 struct WordFormat {
   using Traits = PackedTraits<kFormat>;
-  static constexpr bool kExists =
-      simd::kHasWordDot && Traits::kTwoLevel && !Traits::kHasMin && Traits::kBits < 8;
+  static constexpr bool kExists = simd::kHasWordDot && Traits::kTwoLevel &&
+                                  (!Traits::kHasMin || Traits::kNibbleScales) && Traits::kBits < 8;
   static constexpr int kOffsetLog2 = Traits::kOffsetLog2;
   // Of a dot product that fits 16 bits.
   static constexpr size_t kDepth = Traits::kSubBlock < 32 || kOffsetLog2 > 4 ? 16 : 32;
-  static_assert(!kExists || kMostOf16 * static_cast<int>(kDepth / 16) << kOffsetLog2 <= 32767);
+  static constexpr int kLargest = kOffsetLog2 < 0 ? 3 : 1 << kOffsetLog2;
+  static_assert(!kExists || kMostOf16 * static_cast<int>(kDepth / 16) * kLargest <= 32767);
 };
+
+// What the matrix kernel reads.
+template <PackedFormat kFormat, typename Dot, bool kIsWord = WordFormat<kFormat>::kExists>
+inline constexpr Unpacked kUnpackedAs = Unpacked::kFloats;
+template <PackedFormat kFormat, typename Dot>
+inline constexpr Unpacked kUnpackedAs<kFormat, Dot, true> =
+    kFitsBytes<kFormat>&& Dot::kScalesBytes ? Unpacked::kBytes : Unpacked::kWords;
 
 // Walks over the records of a packed panel: f32 scales and mins of kGemmQ8Columns columns, and the quants.
 template <PackedFormat kFormat>
@@ -26,7 +34,9 @@ class RecordReader {
 
  public:
   EH2O_INLINE explicit RecordReader(const uint8_t* panel) : record_(panel) {
-    if constexpr (WordFormat<kFormat>::kExists) simd::unroll<kVectors>([&](auto v) { d_[v] = simd::zero(); });
+    if constexpr (WordFormat<kFormat>::kExists) {
+      simd::unroll<kVectors>([&](auto v) { d_[v] = negated_dmin_[v] = simd::zero(); });
+    }
   }
 
   // Enters record number `record`; call it for 0, 1, 2, ...
@@ -89,9 +99,21 @@ class RecordReader {
   // The scale of a WordFormat in integers, and what it counts.
   template <typename Dot>
   EH2O_INLINE simd::I32 fine_scale(size_t sub, size_t v) const {
-    return Dot::load_scales(record_ + sub * kCols + v * simd::kLanes);
+    const uint8_t* fine = record_ + sub * kCols + v * simd::kLanes;
+    if constexpr (Traits::kNibbleScales) return Dot::template load_nibbles<0>(fine);
+    return Dot::load_scales(fine);
   }
   EH2O_INLINE simd::F32 coarse_scale(size_t v) const { return d_[v]; }
+  // The mins of the record whose scales lie at `scales`, and what they count times minus 32 times a sum.
+  template <typename Dot>
+  static EH2O_INLINE simd::I32 min_pairs(const uint8_t* scales, size_t v) {
+    const uint8_t* fine = scales + v * simd::kLanes;
+    return Dot::join_words(Dot::template load_nibbles<4>(fine), Dot::template load_nibbles<4>(fine + kCols));
+  }
+  EH2O_INLINE simd::F32 coarse_min(size_t v) const {
+    return simd::mul(negated_dmin_[v], simd::set1(-0.03125f));
+  }
+  EH2O_INLINE const uint8_t* scales() const { return record_; }
   EH2O_INLINE const uint8_t* quants() const { return record_ + Sizes::kScalesPerColumn * kCols; }
 
  private:
@@ -115,8 +137,9 @@ struct CodebookBytes {
 // Stored with their offset, though the ISA multiplies signed weights: planes of bits hold no sign.
 template <PackedFormat kFormat>
 inline constexpr bool kHasOffsetPlanes =
-    PackedTraits<kFormat>::kLowBits < 8 && PackedTraits<kFormat>::kCodebook == Codebook::kNone &&
-    PackedTraits<kFormat>::kOffsetLog2 >= 0 && simd::Dot4<PackedTraits<kFormat>::kBits>::kSigned;
+    PackedTraits<kFormat>::kLowBits < 8 &&
+    PackedTraits<kFormat>::kCodebook == Codebook::kNone&& PackedTraits<kFormat>::kOffsetLog2 >= 0 &&
+    simd::Dot4<PackedTraits<kFormat>::kBits>::kSigned;
 
 // Step kStep, 4 values of depth, of vector v in a plane of kBits bits, moved to bit kTo on.
 template <int kBits, int kTo, size_t kStep>

@@ -65,64 +65,88 @@ inline void gemv_f32_q8_qp(PackedFormat format, float* y, size_t y_stride, const
   }
 }
 
+// What stands in front of the quants of a record that has been entered.
 template <PackedFormat kFormat, typename Dot>
-EH2O_INLINE void unpack_scale(float* out, const RecordReader<kFormat>& weights, size_t sub, size_t v) {
-  if constexpr (WordFormat<kFormat>::kExists) {
-    Dot::store(reinterpret_cast<uint8_t*>(out), weights.template fine_scale<Dot>(sub, v));
+EH2O_INLINE void unpack_scales(uint8_t* out, const RecordReader<kFormat>& weights) {
+  using namespace simd;
+  using Traits = PackedTraits<kFormat>;
+  constexpr Unpacked kKind = kUnpackedAs<kFormat, Dot>;
+  using Sizes = UnpackedSizes<kFormat, kKind>;
+  constexpr size_t kSubBlocks = PackedSizes<kFormat>::kSubBlocks, kCols = kGemmQ8Columns;
+  unroll<kGemmQ8Vectors>([&](auto v) {
+    for (size_t sub = 0; sub < kSubBlocks; ++sub) {
+      uint8_t* scale = out + 4 * (sub * kCols + v * kLanes);
+      if constexpr (kKind == Unpacked::kWords) Dot::store(scale, weights.template fine_scale<Dot>(sub, v));
+      if constexpr (kKind == Unpacked::kFloats) {
+        float* scales = reinterpret_cast<float*>(scale);
+        store(scales, weights.scale(sub, v));
+        if constexpr (Traits::kHasMin) store(scales + kSubBlocks * kCols, weights.min(sub, v));
+      }
+    }
+    if constexpr (Sizes::kPairsPerColumn > 0) {
+      uint8_t* pairs = out + Sizes::kScalesPerColumn * kCols + 4 * v * kLanes;
+      Dot::store(pairs, weights.template min_pairs<Dot>(weights.scales(), v));
+    }
+  });
+}
+
+template <PackedFormat kFormat, typename Dot>
+EH2O_INLINE void unpack_quants(uint8_t* out, const RecordReader<kFormat>& weights) {
+  using namespace simd;
+  constexpr size_t kVectors = kGemmQ8Vectors, kCols = kGemmQ8Columns;
+  const uint8_t* quants = weights.quants();
+  if constexpr (kHasMmla) {
+    using Dot8 = Dot4<PackedTraits<kFormat>::kBits>;
+    unroll<4>([&](auto step) {
+      unroll<kVectors>([&](auto v) {
+        const I8 even = load_weights<kFormat, 2 * step>(quants, v);
+        const I8 odd = load_weights<kFormat, 2 * step + 1>(quants, v);
+        uint8_t* columns = out + (step * kCols + v * kLanes) * 8;
+        store_i8(columns, Dot8::low_pair(even, odd));
+        store_i8(columns + 4 * kLanes, Dot8::high_pair(even, odd));
+      });
+    });
+  } else if constexpr (kUnpackedAs<kFormat, Dot> == Unpacked::kBytes) {
+    unroll<kVectors>([&](auto v) {
+      unroll<8>([&](auto step) {
+        constexpr int kOffset =
+            PackedTraits<kFormat>::kOffsetLog2 < 0 ? 0 : 1 << PackedTraits<kFormat>::kOffsetLog2;
+        const I32 scale = weights.template fine_scale<Dot>(step * 4 / PackedTraits<kFormat>::kSubBlock, v);
+        const I8 values = load_weights<kFormat, step, true>(quants, v);
+        store_i8(out + (step * kCols + v * kLanes) * 4, Dot::template scale_bytes < kOffset,
+                 kOffset == 0 ? 0 : kByteOffset > (values, Dot::join_words(scale, scale)));
+      });
+    });
   } else {
-    simd::store(out, weights.scale(sub, v));
+    unroll<8>([&](auto step) {
+      unroll<kVectors>([&](auto v) {
+        store_i8(out + (step * kCols + v * kLanes) * 4, load_weights<kFormat, step>(quants, v));
+      });
+    });
   }
 }
 
 // Unpacks n_records of a packed panel for gemm_f32_q8_qp; the first record starts a two-level header.
-template <PackedFormat kFormat>
+template <PackedFormat kFormat, typename Dot = simd::WordDot>
 void unpack_panel_q(uint8_t* out, const uint8_t* w, size_t n_records) {
   using namespace simd;
-  using Traits = PackedTraits<kFormat>;
-  using Sizes = PackedSizes<kFormat>;
-  constexpr size_t kVectors = kGemmQ8Vectors, kCols = kGemmQ8Columns;
-  constexpr size_t kSubBlocks = Sizes::kSubBlocks;
-  constexpr bool kIsWord = WordFormat<kFormat>::kExists;
+  using Sizes = UnpackedSizes<kFormat, kUnpackedAs<kFormat, Dot>>;
+  constexpr size_t kCols = kGemmQ8Columns;
   RecordReader<kFormat> weights(w);
   for (size_t record = 0; record < n_records; ++record) {
     weights.enter(record);
     weights.fetch_ahead();
-    if (kIsWord && record % kSuperRecords == 0) {
-      unroll<kVectors>(
-          [&](auto v) { store(reinterpret_cast<float*>(out) + v * kLanes, weights.coarse_scale(v)); });
-      out += Sizes::kUnpackedHeaderPerColumn * kCols;
-    }
-    const uint8_t* w_quants = weights.quants();
-    float* out_scale = reinterpret_cast<float*>(out);
-    unroll<kVectors>([&](auto v) {
-      for (size_t sub = 0; sub < kSubBlocks; ++sub) {
-        unpack_scale<kFormat, WordDot>(out_scale + sub * kCols + v * kLanes, weights, sub, v);
-        if constexpr (Traits::kHasMin) {
-          float* out_min = out_scale + (kSubBlocks + sub) * kCols + v * kLanes;
-          store(out_min, weights.min(sub, v));
-        }
-      }
-    });
-    uint8_t* out_quants = out + 4 * kCols * kSubBlocks * Sizes::kParts;
-    if constexpr (kHasMmla) {
-      using Dot = Dot4<Traits::kBits>;
-      unroll<4>([&](auto step) {
-        unroll<kVectors>([&](auto v) {
-          const I8 even = load_weights<kFormat, 2 * step>(w_quants, v);
-          const I8 odd = load_weights<kFormat, 2 * step + 1>(w_quants, v);
-          uint8_t* columns = out_quants + (step * kCols + v * kLanes) * 8;
-          store_i8(columns, Dot::low_pair(even, odd));
-          store_i8(columns + 4 * kLanes, Dot::high_pair(even, odd));
-        });
+    if (Sizes::kHeaderPerColumn > 0 && record % kSuperRecords == 0) {
+      float* header = reinterpret_cast<float*>(out);
+      unroll<kGemmQ8Vectors>([&](auto v) {
+        store(header + v * kLanes, weights.coarse_scale(v));
+        if constexpr (Sizes::kPairsPerColumn > 0) store(header + kCols + v * kLanes, weights.coarse_min(v));
       });
-    } else {
-      unroll<8>([&](auto step) {
-        unroll<kVectors>([&](auto v) {
-          store_i8(out_quants + (step * kCols + v * kLanes) * 4, load_weights<kFormat, step>(w_quants, v));
-        });
-      });
+      out += Sizes::kHeaderPerColumn * kCols;
     }
-    out += Sizes::kUnpackedPerColumn * kCols;
+    unpack_scales<kFormat, Dot>(out, weights);
+    unpack_quants<kFormat, Dot>(out + Sizes::kQuantsFrom * kCols, weights);
+    out += Sizes::kRecordPerColumn * kCols;
   }
 }
 

@@ -128,11 +128,12 @@ EH2O_PACKED_TRAITS(kHeldIQ3_S, 5, 4, 4, false, 32, true, kIq3S)
 EH2O_PACKED_TRAITS(kHeldIQ3_XXS, 6, 4, 5, false, 32, true, kIq3Xxs)
 #undef EH2O_PACKED_TRAITS
 
-#define EH2O_QUANTISED_FORMATS(X)                                                                            \
-  X(kQ4_0)                                                                                                   \
-  X(kQ4_1)                                                                                                   \
-  X(kQ4_K)                                                                                                   \
-  X(kQ5_0) X(kQ5_1) X(kQ5_K) X(kQ6_K) X(kQ8_0) X(kQ2_K) X(kQ3_K) X(kIQ4_NL) X(kIQ4_XS) X(kMXFP4) X(kHeldIQ2) \
+#define EH2O_QUANTISED_FORMATS(X)                                                                   \
+  X(kQ4_0)                                                                                          \
+  X(kQ4_1)                                                                                          \
+  X(kQ4_K)                                                                                          \
+  X(kQ5_0)                                                                                          \
+  X(kQ5_1) X(kQ5_K) X(kQ6_K) X(kQ8_0) X(kQ2_K) X(kQ3_K) X(kIQ4_NL) X(kIQ4_XS) X(kMXFP4) X(kHeldIQ2) \
       X(kHeldIQ3_S) X(kHeldIQ3_XXS)
 
 // Bytes of the parts of a packed panel of nr columns.
@@ -148,22 +149,44 @@ struct PackedSizes {
   static constexpr size_t kQuantsPerColumn = kLowPerColumn + 4 * Traits::kHighBits;
   static constexpr size_t kRecordPerColumn = kScalesPerColumn + kQuantsPerColumn;
   static constexpr size_t kSuperPerColumn = kHeaderPerColumn + kSuperRecords * kRecordPerColumn;
-  // An unpacked record, as the matrix kernel reads it: f32 scales[kSubBlocks][nr], f32 mins alike, u8 or s8
-  // quants[8][nr][4], or [4][nr][8] where the ISA multiplies matrices. Where activations share a scale by
-  // 256, scales are s32, without the f32 d[nr] that stands in front of every 8th record.
-  static constexpr size_t kUnpackedPerColumn = 4 * kSubBlocks * kParts + 32;
-  static constexpr size_t kUnpackedHeaderPerColumn = Traits::kTwoLevel ? 4 : 0;
-  static constexpr size_t kUnpackedSuperPerColumn =
-      kUnpackedHeaderPerColumn + kSuperRecords * kUnpackedPerColumn;
 };
 
-// Bytes per column of a super-block of any format.
+// A panel as the matrix kernel of an ISA reads it, unpacked: records of u8 or s8 quants[8][nr][4], or
+// [4][nr][8] where the ISA multiplies matrices, each behind its scales.
+enum class Unpacked : uint8_t {
+  kFloats,  // f32 scales[kSubBlocks][nr], f32 mins alike
+  // Where activations share a scale by 256. In front of every 8th record: f32 d[nr], f32 dmin[nr] / 32.
+  kWords,  // s32 scales[kSubBlocks][nr]; with a min s32 pairs[nr], the min of the first 16 in the low half
+  kBytes,  // quants times their scale, plus kByteOffset without a min; pairs alike
+};
+inline constexpr int kByteOffset = 127;
+
+// Whether quants times their scale fit a byte: of 2 bits times 4, and of 3 bits times 6, both signed.
+template <PackedFormat kFormat>
+inline constexpr bool kFitsBytes = kFormat == PackedFormat::kQ2_K || kFormat == PackedFormat::kQ3_K;
+
+// Bytes of the parts of an unpacked panel.
+template <PackedFormat kFormat, Unpacked kKind>
+struct UnpackedSizes {
+  using Packed = PackedSizes<kFormat>;
+  static constexpr size_t kPairsPerColumn = kKind != Unpacked::kFloats && Packed::kParts == 2 ? 4 : 0;
+  static constexpr size_t kScalesPerColumn = kKind == Unpacked::kFloats
+                                                 ? 4 * Packed::kSubBlocks * Packed::kParts
+                                             : kKind == Unpacked::kWords ? 4 * Packed::kSubBlocks
+                                                                         : 0;
+  static constexpr size_t kQuantsFrom = kScalesPerColumn + kPairsPerColumn;  // per column
+  static constexpr size_t kRecordPerColumn = kQuantsFrom + 32;
+  static constexpr size_t kHeaderPerColumn = kKind == Unpacked::kFloats ? 0 : 4 * Packed::kParts;
+  static constexpr size_t kSuperPerColumn = kHeaderPerColumn + kSuperRecords * kRecordPerColumn;
+};
+
+// Bytes per column of a super-block of any format; kBytes takes less than kWords.
 constexpr size_t max_unpacked_super_per_column() {
   size_t largest = 0;
-#define EH2O_MAX(name)                                                         \
-  largest = PackedSizes<PackedFormat::name>::kUnpackedSuperPerColumn > largest \
-                ? PackedSizes<PackedFormat::name>::kUnpackedSuperPerColumn     \
-                : largest;
+  const auto include = [&](size_t size) { largest = size > largest ? size : largest; };
+#define EH2O_MAX(name)                                                            \
+  include(UnpackedSizes<PackedFormat::name, Unpacked::kFloats>::kSuperPerColumn); \
+  include(UnpackedSizes<PackedFormat::name, Unpacked::kWords>::kSuperPerColumn);
   EH2O_QUANTISED_FORMATS(EH2O_MAX)
 #undef EH2O_MAX
   return largest;

@@ -67,7 +67,7 @@ struct Dot4<8> {
 };
 
 // Dot products that fit 16 bits (kernels/gemm_words-inl.h), of unsigned weights as Dot4's, times scales of 16
-// bits. They begin with what a lane holds; all but their low 16 bits may be anything.
+// bits. They begin with what a lane holds; all but their low 16 bits may be anything: a scale is 0 there.
 struct WordDot {
   // Whether a lane holds two parts of the product, 16 bits each, and starts with these
   // (quant/packed_format.h).
@@ -78,12 +78,36 @@ struct WordDot {
   static EH2O_INLINE I32 add(I32 dot, I8 w, const int8_t* x) { return Dot4<8>::add<0>(dot, w, x); }
   static EH2O_INLINE I32 add_parts(I32 a, I32 b) { return add_i32(a, b); }
   static EH2O_INLINE I32 add_scaled(I32 sum, I32 dot, I32 scale) {
-    return {sum.lane + extend(dot) * extend(scale)};
+    return {sum.lane + extend(dot) * extend(scale) + (dot.lane >> 16) * (scale.lane >> 16)};
   }
   // kLanes signed bytes as add_scaled takes them.
   static EH2O_INLINE I32 load_scales(const uint8_t* p) {
     return from_lanes<I32>(
         [&](size_t i) { return int32_t{static_cast<uint16_t>(static_cast<int8_t>(p[i]))}; });
+  }
+  // The 4 bits from kFrom on of kLanes bytes, likewise.
+  template <int kFrom>
+  static EH2O_INLINE I32 load_nibbles(const uint8_t* p) {
+    return from_lanes<I32>([&](size_t i) { return p[i] >> kFrom & 0xf; });
+  }
+  // The low words of both; where a lane has one word of a scale, the same twice is a scale of bytes.
+  static EH2O_INLINE I32 join_words(I32 low, I32 high) {
+    return {(low.lane & 0xffff) | as<int32_t>(as<uint32_t>(high.lane) << 16)};
+  }
+  // Of kRows starts of packed activations, minus 32 times a sum, low ones and high ones: both as words. Reads
+  // kLanes of each at most, which a record has behind them.
+  template <size_t kRows>
+  static EH2O_INLINE I32 join_sums(const int32_t* low, const int32_t* high) {
+    return join_words(load_vector<I32>(low), load_vector<I32>(high));
+  }
+  // Whether the ISA has products of unsigned bytes that use all 8 bits, and scale_bytes:
+  // (value - kOffset) * scale + kNewOffset, which fits a byte.
+  static constexpr bool kScalesBytes = true;
+  template <int kOffset, int kNewOffset>
+  static EH2O_INLINE I8 scale_bytes(I8 values, I32 scale) {
+    const Vector<uint16_t> words =
+        (as<uint16_t>(values.byte) - static_cast<uint16_t>(kOffset * 257)) * as<uint16_t>(scale.lane);
+    return {as<uint8_t>(words + static_cast<uint16_t>(kNewOffset * 257))};
   }
 
  private:

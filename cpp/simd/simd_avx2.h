@@ -33,6 +33,7 @@ inline constexpr size_t kGemvRows = 4;  // that a matrix-vector kernel takes at 
 // behind the end of 4 KiB.
 inline constexpr size_t kWeightsAhead = size_t{4} << 10;
 inline constexpr size_t kGemvQ8Chains = 2;
+inline constexpr size_t kByteChains = 2;
 inline constexpr size_t kGemmF32Rows = 6, kGemmF32Vectors = 2;
 
 EH2O_INLINE F32 zero() { return _mm256_setzero_ps(); }
@@ -148,6 +149,10 @@ EH2O_INLINE int32_t store_rounded_s8(int8_t* p, const F32 (&v)[2]) {
 
 EH2O_INLINE I32 set1_i32(int32_t x) { return _mm256_set1_epi32(x); }
 EH2O_INLINE I32 add_i32(I32 a, I32 b) { return _mm256_add_epi32(a, b); }
+EH2O_INLINE I32 keep(I32 v) {
+  asm volatile("" : "+x"(v));
+  return v;
+}
 template <int N>
 EH2O_INLINE I32 shift_left_i32(I32 a) {
   return _mm256_slli_epi32(a, N);
@@ -256,6 +261,18 @@ struct WordDot {
     return _mm256_dpwssd_avx_epi32(sum, dot, scale);
   }
   static EH2O_INLINE I32 spread(__m256i low) { return low; }
+  template <size_t kRows>
+  static EH2O_INLINE I32 join_sums(const int32_t* low, const int32_t* high) {
+    return join_words(load_i8(low), load_i8(high));
+  }
+  // Two bytes at a time: what a product carries or borrows goes where its neighbour expects it.
+  static constexpr bool kScalesBytes = true;
+  template <int kOffset, int kNewOffset>
+  static EH2O_INLINE I8 scale_bytes(I8 values, I32 scale) {
+    if constexpr (kOffset != 0) values = _mm256_sub_epi16(values, _mm256_set1_epi16(kOffset * 257));
+    values = _mm256_mullo_epi16(values, scale);
+    return kNewOffset == 0 ? values : _mm256_add_epi16(values, _mm256_set1_epi16(kNewOffset * 257));
+  }
 #else
   static constexpr bool kHasPairs = true;
   static EH2O_INLINE I32 add(I32 dot, I8 w, const int8_t* x) {
@@ -266,6 +283,13 @@ struct WordDot {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(dot, scale));
   }
   static EH2O_INLINE I32 spread(__m256i low) { return _mm256_or_si256(low, _mm256_slli_epi32(low, 16)); }
+  template <size_t kRows>
+  static EH2O_INLINE I32 join_sums(const int32_t* low, const int32_t* high) {
+    const __m256i first = load_i8(low), last = load_i8(high);
+    return _mm256_blend_epi16(_mm256_add_epi16(first, _mm256_srli_epi32(first, 16)),
+                              _mm256_add_epi16(last, _mm256_slli_epi32(last, 16)), 0xaa);
+  }
+  static constexpr bool kScalesBytes = false;  // they would not add up in 16 bits
   // Both words of every lane times 2^-kShift.
   template <int kShift>
   static EH2O_INLINE I32 shift_right(I32 a) {
@@ -284,6 +308,14 @@ struct WordDot {
   static EH2O_INLINE I32 load_scales(const uint8_t* p) {
     const __m256i wide = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
     return spread(_mm256_and_si256(wide, _mm256_set1_epi32(0xffff)));
+  }
+  template <int kFrom>
+  static EH2O_INLINE I32 load_nibbles(const uint8_t* p) {
+    const __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    return spread(kFrom == 4 ? _mm256_srli_epi32(wide, 4) : _mm256_and_si256(wide, _mm256_set1_epi32(0xf)));
+  }
+  static EH2O_INLINE I32 join_words(I32 low, I32 high) {
+    return _mm256_blend_epi16(low, _mm256_slli_epi32(high, 16), 0xaa);
   }
 };
 

@@ -35,6 +35,7 @@ inline constexpr size_t kGemvRows = 6;  // that a matrix-vector kernel takes at 
 // behind the end of 4 KiB.
 inline constexpr size_t kWeightsAhead = size_t{4} << 10;
 inline constexpr size_t kGemvQ8Chains = 2;
+inline constexpr size_t kByteChains = 2;
 inline constexpr size_t kGemmF32Rows = 12, kGemmF32Vectors = 2;
 
 EH2O_INLINE F32 zero() { return _mm512_setzero_ps(); }
@@ -175,6 +176,10 @@ EH2O_INLINE int32_t store_rounded_s8(int8_t* p, const F32 (&v)[1]) {
 
 EH2O_INLINE I32 set1_i32(int32_t x) { return _mm512_set1_epi32(x); }
 EH2O_INLINE I32 add_i32(I32 a, I32 b) { return _mm512_add_epi32(a, b); }
+EH2O_INLINE I32 keep(I32 v) {
+  asm volatile("" : "+v"(v));
+  return v;
+}
 template <int N>
 EH2O_INLINE I32 shift_left_i32(I32 a) {
   return _mm512_slli_epi32(a, N);
@@ -239,6 +244,28 @@ struct WordDot {
   static EH2O_INLINE I32 load_scales(const uint8_t* p) {
     const __m512i wide = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     return _mm512_maskz_mov_epi16(0x55555555, wide);
+  }
+  template <int kFrom>
+  static EH2O_INLINE I32 load_nibbles(const uint8_t* p) {
+    const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return kFrom == 4 ? _mm512_srli_epi32(wide, 4) : _mm512_and_si512(wide, _mm512_set1_epi32(0xf));
+  }
+  static EH2O_INLINE I32 join_words(I32 low, I32 high) {
+    return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+  }
+  template <size_t kRows>
+  static EH2O_INLINE I32 join_sums(const int32_t* low, const int32_t* high) {
+    const __m512i last = _mm512_maskz_loadu_epi32(first_lanes(kRows), high);
+    return _mm512_mask_mov_epi16(_mm512_slli_epi32(last, 16), 0x55555555,
+                                 _mm512_maskz_loadu_epi32(first_lanes(kRows), low));
+  }
+  // Two bytes at a time: what a product carries or borrows goes where its neighbour expects it.
+  static constexpr bool kScalesBytes = true;
+  template <int kOffset, int kNewOffset>
+  static EH2O_INLINE I8 scale_bytes(I8 values, I32 scale) {
+    if constexpr (kOffset != 0) values = _mm512_sub_epi16(values, _mm512_set1_epi16(kOffset * 257));
+    values = _mm512_mullo_epi16(values, scale);
+    return kNewOffset == 0 ? values : _mm512_add_epi16(values, _mm512_set1_epi16(kNewOffset * 257));
   }
 };
 

@@ -60,10 +60,17 @@ def test_mixtures_are_those_of_llama_quantize() -> None:
     narrow = {t.name: t.type_name for t in shape_tensors(SHAPES["qwen2.5-0.5b"], "Q5_K_M", 512)}
     assert narrow["blk.0.attn_q.weight"] == "Q5_1" and narrow["blk.0.attn_v.weight"] == "Q8_0"
     assert narrow["blk.0.ffn_down.weight"] == "Q6_K" and narrow["blk.0.attn_q.bias"] == "F32"
+    small = {t.name: t.type_name for t in shape_tensors(SHAPES["llama-3.2-1b"], "Q2_K", 512)}
+    assert {small[f"blk.1.{name}.weight"] for name in ("attn_q", "ffn_gate")} == {"Q2_K"}
+    assert {small[f"blk.1.{name}.weight"] for name in ("attn_output", "ffn_down")} == {"Q3_K"}
 
 
 @pytest.mark.parametrize(
-    "type_name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "MXFP4"]
+    "type_name",
+    [
+        *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "F16", "MXFP4"),
+        *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    ],
 )
 def test_blocks_decode_to_weights_of_the_standard_deviation(type_name: str) -> None:
     type_id = GGMLQuantizationType[type_name]

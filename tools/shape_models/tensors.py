@@ -15,6 +15,7 @@ from tools.tiny_models.gemma3n import LAUREL_RANK, N_STREAMS, STACKS
 
 # Type of the matrices of a file type, and of those that llama-quantize gives more bits.
 FILE_TYPES: Mapping[str, tuple[str, str]] = {
+    "Q2_K": ("Q2_K", "Q3_K"),
     "Q4_0": ("Q4_0", "Q4_0"),
     "Q4_1": ("Q4_1", "Q4_1"),
     "Q4_K_M": ("Q4_K", "Q6_K"),
@@ -24,10 +25,11 @@ FILE_TYPES: Mapping[str, tuple[str, str]] = {
     "F16": ("F16", "F16"),
     "MXFP4_MOE": ("Q8_0", "Q8_0"),
 }
+IN_ALL_LAYERS = ("Q2_K",)  # the better type goes to every layer, and to attn_output too
 EXPERT_TYPES = {"MXFP4_MOE": "MXFP4"}  # of the experts' matrices, where it is another one
 OUTPUT_TYPE = "Q6_K"  # of the output matrix where the others have fewer bits
 # What takes the place of a type whose blocks of 256 do not divide the rows.
-NARROW_ROWS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+NARROW_ROWS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "Q2_K": "Q4_0", "Q3_K": "Q4_0"}
 
 
 def has_more_bits(layer: int, n_layers: int) -> bool:
@@ -72,7 +74,8 @@ def shape_tensors(shape: Shape, file_type: str, vocab_size: int) -> Iterator[Ten
         prefix = f"blk.{layer}."
         head_dim, ffn_dim, has_keys = shape.layer_sizes(layer)
         q_dim, kv_dim = shape.n_heads * head_dim, shape.n_kv_heads * head_dim
-        mixed = better if has_more_bits(layer, shape.n_layers) else usual
+        is_whole = file_type in IN_ALL_LAYERS
+        mixed = better if is_whole or has_more_bits(layer, shape.n_layers) else usual
         yield vectors(f"{prefix}attn_norm.weight", width)
         if (shape.delta_net or shape.mamba2) is not None and not shape.attends(layer):
             yield from recurrent_tensors(prefix, shape, matrix, vectors)
@@ -94,7 +97,7 @@ def shape_tensors(shape: Shape, file_type: str, vocab_size: int) -> Iterator[Ten
                 n_normed = rows if shape.qk_norms == "projection" else head_dim
                 yield vectors(f"{prefix}attn_{name}_norm.weight", n_normed)
         if shape.attends(layer):
-            yield matrix(f"{prefix}attn_output", width, q_dim)
+            yield matrix(f"{prefix}attn_output", width, q_dim, better if is_whole else usual)
         if shape.window is not None:
             yield vectors(f"{prefix}attn_output.bias", width)
             yield vectors(f"{prefix}attn_sinks.weight", shape.n_heads)

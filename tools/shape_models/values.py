@@ -41,6 +41,13 @@ def random_blocks(n_bytes: int, type_name: str, source: np.random.BitGenerator) 
         bits |= 8 << 10
     elif type_name == "Q6_K":
         blocks[:, 208:] = _half(WEIGHT_STD / (73.9 * 18.5))
+    elif type_name == "Q3_K":
+        blocks[:, 108:] = _half(WEIGHT_STD / (18.5 * 2.35))
+    elif type_name == "Q2_K":
+        # As with Q4_K below.
+        blocks[:, :16] = (blocks[:, :16] & 15) * 17
+        d = WEIGHT_STD / (8.8 * 1.12)
+        blocks[:, 80:82], blocks[:, 82:84] = _half(d), _half(1.5 * d)
     elif type_name == "MXFP4":  # 2.93 times a power of two: 2**-7 and 2**-8, 11 to 5
         blocks[:, 0] = np.where((blocks[:, 0] & 15) < 11, 120, 119)
     elif type_name in ("Q4_K", "Q5_K"):

@@ -14,14 +14,25 @@
 
 namespace edgeh2o::selftest {
 
+struct UnpackedShape {  // bytes per column
+  size_t header, pairs_from, quants_from, record;
+};
+
 struct QuantFormat {
   PackedFormat format;
   int low_bits, high_bits, offset;  // of the two planes that are stored
   Codebook codebook;
-  bool has_min, two_level, nibble_scales, bf16_scale;
-  size_t sub_blocks, unpacked_per_column, unpacked_header_per_column;
-  float unit;  // of the codebook
+  bool has_min, two_level, nibble_scales, bf16_scale, fits_bytes;
+  size_t sub_blocks;
+  UnpackedShape unpacked[3];  // by Unpacked
+  float unit;                 // of the codebook
 };
+
+template <PackedFormat kFormat, Unpacked kKind>
+constexpr UnpackedShape shape_of() {
+  using Sizes = UnpackedSizes<kFormat, kKind>;
+  return {Sizes::kHeaderPerColumn, Sizes::kScalesPerColumn, Sizes::kQuantsFrom, Sizes::kRecordPerColumn};
+}
 
 template <PackedFormat kFormat>
 constexpr QuantFormat describe() {
@@ -35,9 +46,10 @@ constexpr QuantFormat describe() {
           Traits::kTwoLevel,
           Traits::kNibbleScales,
           Traits::kBf16Scale,
+          kFitsBytes<kFormat>,
           kBlock / Traits::kSubBlock,
-          PackedSizes<kFormat>::kUnpackedPerColumn,
-          PackedSizes<kFormat>::kUnpackedHeaderPerColumn,
+          {shape_of<kFormat, Unpacked::kFloats>(), shape_of<kFormat, Unpacked::kWords>(),
+           shape_of<kFormat, Unpacked::kBytes>()},
           Traits::kUnit};
 }
 
@@ -64,6 +76,8 @@ void append(std::vector<uint8_t>& bytes, T value) {
 struct WeightPanel {
   QuantFormat format;
   size_t n_cols, n_records, scale_block;
+  Unpacked kind;
+  UnpackedShape shape;
   std::vector<uint8_t> packed;
 
   WeightPanel(const QuantFormat& quant_format, const PackLayout& layout, size_t records, Values values,
@@ -72,6 +86,8 @@ struct WeightPanel {
         n_cols(layout.panel_cols),
         n_records(records),
         scale_block(layout.scale_block(quant_format.format)),
+        kind(layout.unpacked(quant_format.format)),
+        shape(quant_format.unpacked[static_cast<int>(kind)]),
         columns_(n_cols * n_records) {
     Random random(seed);
     for (size_t record = 0; record < n_records; ++record) {
@@ -84,9 +100,11 @@ struct WeightPanel {
         column.m = keeps_header ? at(col, record - 1).m : random_f16(scales, random);
         const int largest = scales == Scales::kInteger ? 3
                             : format.nibble_scales     ? 15
+                            : format.fits_bytes        ? 31
                             : format.has_min           ? 255
                                                        : 127;
-        for (int& fine : column.fine) fine = random.integer(format.has_min ? 0 : -largest, largest);
+        const int lowest = format.has_min ? 0 : largest == 31 ? -32 : -largest;
+        for (int& fine : column.fine) fine = random.integer(lowest, largest);
         for (int& fine : column.fine_min) fine = random.integer(0, largest);
         const int high = (1 << (format.low_bits + format.high_bits)) - 1;
         for (size_t k = 0; k < kBlock; ++k) column.quants[k] = pick(values, 0, high, k + col, random);
@@ -96,15 +114,11 @@ struct WeightPanel {
       pack_record(record, layout.is_signed(format.format));
   }
 
-  bool has_integer_scales() const { return scale_block == kSuperBlock; }
   // Where a record begins in the unpacked panel, after a header in front of it.
   size_t unpacked_record(size_t record) const {
-    const size_t n_headers = has_integer_scales() ? record / kSuperRecords + 1 : 0;
-    return n_cols * (record * format.unpacked_per_column + n_headers * format.unpacked_header_per_column);
+    return n_cols * (record * shape.record + (record / kSuperRecords + 1) * shape.header);
   }
-  size_t unpacked_bytes() const {
-    return unpacked_record(n_records - 1) + n_cols * format.unpacked_per_column;
-  }
+  size_t unpacked_bytes() const { return unpacked_record(n_records - 1) + n_cols * shape.record; }
   int quant(size_t col, size_t k) const {
     const int stored = at(col, k / kBlock).quants[k % kBlock];
     return format.codebook == Codebook::kNone ? stored - format.offset
@@ -115,7 +129,11 @@ struct WeightPanel {
     const double value = format.bf16_scale ? f64_from_bf16(column.d) : f64_from_f16(column.d);
     return static_cast<float>(value) * format.unit;
   }
+  float coarse_min(size_t col, size_t record) const {
+    return static_cast<float>(f64_from_f16(at(col, record).m));
+  }
   int fine_scale(size_t col, size_t record, size_t sub) const { return at(col, record).fine[sub]; }
+  int fine_min(size_t col, size_t record, size_t sub) const { return at(col, record).fine_min[sub]; }
   float scale(size_t col, size_t record, size_t sub) const {
     const float d = coarse_scale(col, record);
     return format.two_level ? d * static_cast<float>(fine_scale(col, record, sub)) : d;

@@ -121,6 +121,32 @@ std::vector<uint8_t> unpack(const KernelTable& table, const WeightPanel& w, size
   return unpacked;
 }
 
+// A column of a record whose scales are integers or have gone into the quants, which are then u8[8][nr][4].
+void check_integers(const KernelTable& table, Check& check, const WeightPanel& w, const uint8_t* bytes,
+                    size_t record, size_t col) {
+  const QuantFormat& format = w.format;
+  if (record % kSuperRecords == 0) {
+    const uint8_t* header = bytes - w.n_cols * w.shape.header;
+    check.equal(float_at(header, col), w.coarse_scale(col, record));
+    if (format.has_min) check.equal(float_at(header, w.n_cols + col), w.coarse_min(col, record) / 32);
+  }
+  if (format.has_min) {
+    const int want = w.fine_min(col, record, 0) | w.fine_min(col, record, 1) << 16;
+    check.equal(bits_at(bytes + w.n_cols * w.shape.pairs_from, col), static_cast<uint32_t>(want));
+  }
+  for (size_t sub = 0; w.kind == Unpacked::kWords && sub < format.sub_blocks; ++sub) {
+    const uint32_t fine = static_cast<uint16_t>(w.fine_scale(col, record, sub));
+    check.equal(bits_at(bytes, sub * w.n_cols + col), table.layout.has_pairs ? fine << 16 | fine : fine);
+  }
+  for (size_t k = 0; w.kind == Unpacked::kBytes && k < kBlock; ++k) {
+    const int product =
+        w.fine_scale(col, record, k * format.sub_blocks / kBlock) * w.quant(col, record * kBlock + k);
+    const uint8_t* quants = bytes + w.n_cols * w.shape.quants_from;
+    check.equal(int{quants[(k / 4 * w.n_cols + col) * 4 + k % 4]},
+                product + (format.has_min ? 0 : kByteOffset));
+  }
+}
+
 // Scales, mins and the number of bytes; the order of the quants is that of the table's own matrix kernel.
 void check_unpack(const KernelTable& table, Check& check) {
   for (const QuantFormat& format : kQuantFormats) {
@@ -129,18 +155,9 @@ void check_unpack(const KernelTable& table, Check& check) {
     for (size_t record = 0; record < w.n_records; ++record) {
       const uint8_t* bytes = unpacked.data() + w.unpacked_record(record);
       for (size_t col = 0; col < w.n_cols; ++col) {
-        if (w.has_integer_scales() && record % kSuperRecords == 0) {
-          const uint8_t* header = bytes - w.n_cols * format.unpacked_header_per_column;
-          check.equal(float_at(header, col), w.coarse_scale(col, record));
-        }
-        for (size_t sub = 0; sub < format.sub_blocks; ++sub) {
-          if (w.has_integer_scales()) {
-            const uint32_t fine = static_cast<uint16_t>(w.fine_scale(col, record, sub));
-            const uint32_t want = table.layout.has_pairs ? fine << 16 | fine : fine;
-            check.equal(bits_at(bytes, sub * w.n_cols + col), want);
-          } else {
-            check.equal(float_at(bytes, sub * w.n_cols + col), w.scale(col, record, sub));
-          }
+        if (w.kind != Unpacked::kFloats) check_integers(table, check, w, bytes, record, col);
+        for (size_t sub = 0; w.kind == Unpacked::kFloats && sub < format.sub_blocks; ++sub) {
+          check.equal(float_at(bytes, sub * w.n_cols + col), w.scale(col, record, sub));
           if (!format.has_min) continue;
           check.equal(float_at(bytes, (format.sub_blocks + sub) * w.n_cols + col), w.min(col, record, sub));
         }
