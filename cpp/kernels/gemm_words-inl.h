@@ -126,8 +126,8 @@ EH2O_INLINE void add_bytes(simd::F32 (&total)[kRows][simd::kGemmQ8Vectors], cons
     for (size_t r = 0; r < kRows; ++r) starts[r] = 16 * starts[r] - (starts[r] >> 3);
     asm("" : "+m"(starts));
   }
-  I32 sum[kByteChains][kRows][kVectors];
-  unroll<kByteChains>([&](auto chain) {
+  I32 sum[kQ8Chains][kRows][kVectors];
+  unroll<kQ8Chains>([&](auto chain) {
     unroll<kRows>([&](auto r) {
       unroll<kVectors>([&](auto v) { sum[chain][r][v] = set1_i32(chain == 0 ? starts[r] : 0); });
     });
@@ -141,12 +141,12 @@ EH2O_INLINE void add_bytes(simd::F32 (&total)[kRows][simd::kGemmQ8Vectors], cons
       });
       unroll<kRows>([&](auto r) EH2O_INLINE_LAMBDA {
         unroll<kVectors>([&](auto v) EH2O_INLINE_LAMBDA {
-          I32& s = sum[step % kByteChains][r][v];
+          I32& s = sum[step % kQ8Chains][r][v];
           s = Dot::add(s, columns[v], quants + 4 * (step * kRows + r));
         });
       });
     });
-    unroll<kByteChains>([&](auto chain) EH2O_INLINE_LAMBDA {  // gcc 12 would spill and copy them
+    unroll<kQ8Chains>([&](auto chain) EH2O_INLINE_LAMBDA {  // gcc 12 would spill and copy them
       unroll<kRows>([&](auto r) EH2O_INLINE_LAMBDA {
         unroll<kVectors>([&](auto v) EH2O_INLINE_LAMBDA { sum[chain][r][v] = keep(sum[chain][r][v]); });
       });
@@ -154,7 +154,7 @@ EH2O_INLINE void add_bytes(simd::F32 (&total)[kRows][simd::kGemmQ8Vectors], cons
     x += kStride;
     w += Sizes::kRecordPerColumn * kCols;
   }
-  if constexpr (kByteChains == 2) {
+  if constexpr (kQ8Chains == 2) {
     unroll<kRows>([&](auto r) {
       unroll<kVectors>([&](auto v) { sum[0][r][v] = add_i32(sum[0][r][v], sum[1][r][v]); });
     });
@@ -229,7 +229,7 @@ __attribute__((flatten)) void gemv_words(float* y, size_t y_stride, const uint8_
                                          size_t n_records, size_t n_rows, size_t n_cols, bool accumulate) {
   using namespace simd;
   constexpr size_t kVectors = kGemmQ8Vectors;
-  constexpr size_t kChains = kRows == 1 ? kGemvQ8Chains : 1;
+  constexpr size_t kChains = kRows == 1 ? kQ8Chains : 1;
   F32 total[kRows][kVectors];
   unroll<kRows>([&](auto r) {
     load_tile_row<kVectors>(total[r], y + r * y_stride, accumulate && r < n_rows ? n_cols : 0);

@@ -188,7 +188,7 @@ __attribute__((flatten)) void gemv_q8(float* y, size_t y_stride, const uint8_t* 
   static_assert(kSteps % kStepsAtOnce == 0 && kStepsAtOnce * kRows % kXRows == 0);
   // A correction of the sum takes fewer instructions than one of every weight.
   using Offset = Correction<kFormat, !Dot::kSigned || kHasOffsetPlanes<kFormat>>;
-  constexpr size_t kChains = kRows == 1 ? kGemvQ8Chains : 1;  // so that the latency of a product is hidden
+  constexpr size_t kChains = kRows == 1 ? kQ8Chains : 1;  // so that the latency of a product is hidden
 
   F32 sum[kRows][kVectors];
   unroll<kRows>([&](auto r) {

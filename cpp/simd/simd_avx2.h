@@ -32,8 +32,7 @@ inline constexpr size_t kGemvRows = 4;  // that a matrix-vector kernel takes at 
 // Bytes behind the weights in work that a matrix-vector kernel fetches: processors do not go on by themselves
 // behind the end of 4 KiB.
 inline constexpr size_t kWeightsAhead = size_t{4} << 10;
-inline constexpr size_t kGemvQ8Chains = 2;
-inline constexpr size_t kByteChains = 2;
+inline constexpr size_t kQ8Chains = 2;
 inline constexpr size_t kGemmF32Rows = 6, kGemmF32Vectors = 2;
 
 EH2O_INLINE F32 zero() { return _mm256_setzero_ps(); }
@@ -153,10 +152,6 @@ EH2O_INLINE I32 keep(I32 v) {
   asm volatile("" : "+x"(v));
   return v;
 }
-template <int N>
-EH2O_INLINE I32 shift_left_i32(I32 a) {
-  return _mm256_slli_epi32(a, N);
-}
 EH2O_INLINE I32 dot_bias() { return set1_i32(kDotBias); }
 // dot * scale of a dot product that started at kDotBias; negated_bias: -1.5 * 2^23 * scale.
 EH2O_INLINE F32 mul_dot(I32 dot, F32 scale, F32 negated_bias) {
@@ -265,13 +260,11 @@ struct WordDot {
   static EH2O_INLINE I32 join_sums(const int32_t* low, const int32_t* high) {
     return join_words(load_i8(low), load_i8(high));
   }
-  // Two bytes at a time: what a product carries or borrows goes where its neighbour expects it.
-  static constexpr bool kScalesBytes = true;
+  static constexpr bool kScalesBytes = true;  // two at a time, as in simd_avx512.h
   template <int kOffset, int kNewOffset>
   static EH2O_INLINE I8 scale_bytes(I8 values, I32 scale) {
-    if constexpr (kOffset != 0) values = _mm256_sub_epi16(values, _mm256_set1_epi16(kOffset * 257));
-    values = _mm256_mullo_epi16(values, scale);
-    return kNewOffset == 0 ? values : _mm256_add_epi16(values, _mm256_set1_epi16(kNewOffset * 257));
+    values = _mm256_mullo_epi16(_mm256_sub_epi16(values, _mm256_set1_epi16(kOffset * 257)), scale);
+    return _mm256_add_epi16(values, _mm256_set1_epi16(kNewOffset * 257));
   }
 #else
   static constexpr bool kHasPairs = true;

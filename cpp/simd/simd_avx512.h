@@ -34,8 +34,7 @@ inline constexpr size_t kGemvRows = 6;  // that a matrix-vector kernel takes at 
 // Bytes behind the weights in work that a matrix-vector kernel fetches: processors do not go on by themselves
 // behind the end of 4 KiB.
 inline constexpr size_t kWeightsAhead = size_t{4} << 10;
-inline constexpr size_t kGemvQ8Chains = 2;
-inline constexpr size_t kByteChains = 2;
+inline constexpr size_t kQ8Chains = 2;
 inline constexpr size_t kGemmF32Rows = 12, kGemmF32Vectors = 2;
 
 EH2O_INLINE F32 zero() { return _mm512_setzero_ps(); }
@@ -179,10 +178,6 @@ EH2O_INLINE I32 add_i32(I32 a, I32 b) { return _mm512_add_epi32(a, b); }
 EH2O_INLINE I32 keep(I32 v) {
   asm volatile("" : "+v"(v));
   return v;
-}
-template <int N>
-EH2O_INLINE I32 shift_left_i32(I32 a) {
-  return _mm512_slli_epi32(a, N);
 }
 EH2O_INLINE I32 dot_bias() { return set1_i32(kDotBias); }
 // dot * scale of a dot product that started at kDotBias; negated_bias: -1.5 * 2^23 * scale.

@@ -41,7 +41,7 @@ struct WordDot;
 inline constexpr size_t kGemmQ8Rows = 4, kGemmQ8Vectors = 2;
 inline constexpr size_t kGemvRows = 4;      // that a matrix-vector kernel takes at once
 inline constexpr size_t kWeightsAhead = 0;  // bytes that a matrix-vector kernel fetches beforehand
-inline constexpr size_t kGemvQ8Chains = 1;  // accumulators are forwarded, and several records are in flight
+inline constexpr size_t kQ8Chains = 1;  // accumulators are forwarded, and several records are in flight
 inline constexpr size_t kGemmF32Rows = 8, kGemmF32Vectors = 2;
 
 EH2O_INLINE F32 zero() { return vdupq_n_f32(0.0f); }
@@ -190,10 +190,7 @@ EH2O_INLINE int32_t store_rounded_s8(int8_t* p, const F32 (&v)[4]) {
 
 EH2O_INLINE I32 set1_i32(int32_t x) { return vdupq_n_s32(x); }
 EH2O_INLINE I32 add_i32(I32 a, I32 b) { return vaddq_s32(a, b); }
-template <int N>
-EH2O_INLINE I32 shift_left_i32(I32 a) {
-  return vshlq_n_s32(a, N);
-}
+EH2O_INLINE I32 keep(I32 v) { return v; }
 #ifdef __ARM_FEATURE_DOTPROD
 // As a load: the compiler would keep the constant and copy it into every accumulator, which takes one of the
 // two arithmetic pipes (a twelfth of the matrix product's work there) while the load pipes have room.

@@ -31,8 +31,7 @@ inline constexpr bool kHasWordDot = true;
 inline constexpr size_t kGemmQ8Rows = 2, kGemmQ8Vectors = 2;
 inline constexpr size_t kGemvRows = 3;      // that a matrix-vector kernel takes at once
 inline constexpr size_t kWeightsAhead = 0;  // bytes that a matrix-vector kernel fetches beforehand
-inline constexpr size_t kGemvQ8Chains = 2;
-inline constexpr size_t kByteChains = 1;
+inline constexpr size_t kQ8Chains = 2;
 inline constexpr size_t kGemmF32Rows = 2, kGemmF32Vectors = 2;
 
 static_assert(kLanes == 4, "lanes are written out below");
@@ -258,10 +257,6 @@ EH2O_INLINE int32_t store_rounded_s8(int8_t* p, const F32 (&v)[4]) {
 EH2O_INLINE I32 set1_i32(int32_t x) { return I32{{x, x, x, x}}; }
 EH2O_INLINE I32 add_i32(I32 a, I32 b) { return {a.lane + b.lane}; }
 EH2O_INLINE I32 keep(I32 v) { return v; }
-template <int N>
-EH2O_INLINE I32 shift_left_i32(I32 a) {
-  return {a.lane * (1 << N)};
-}
 EH2O_INLINE I32 dot_bias() { return set1_i32(0); }
 EH2O_INLINE F32 mul_dot(I32 dot, F32 scale, F32) {
   return {__builtin_convertvector(dot.lane, Vector<float>) * scale.lane};
