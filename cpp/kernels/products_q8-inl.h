@@ -111,10 +111,11 @@ EH2O_INLINE void unpack_quants(uint8_t* out, const RecordReader<kFormat>& weight
       unroll<8>([&](auto step) {
         constexpr int kOffset =
             PackedTraits<kFormat>::kOffsetLog2 < 0 ? 0 : 1 << PackedTraits<kFormat>::kOffsetLog2;
+        constexpr int kAdded = kOffset == 0 ? 0 : kByteOffset;
         const I32 scale = weights.template fine_scale<Dot>(step * 4 / PackedTraits<kFormat>::kSubBlock, v);
         const I8 values = load_weights<kFormat, step, true>(quants, v);
-        store_i8(out + (step * kCols + v * kLanes) * 4, Dot::template scale_bytes < kOffset,
-                 kOffset == 0 ? 0 : kByteOffset > (values, Dot::join_words(scale, scale)));
+        const I8 scaled = Dot::template scale_bytes<kOffset, kAdded>(values, Dot::join_words(scale, scale));
+        store_i8(out + (step * kCols + v * kLanes) * 4, scaled);
       });
     });
   } else {
