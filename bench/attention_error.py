@@ -21,10 +21,10 @@ from edgeh2o.cli.evaluation_options import list_of
 from edgeh2o.evaluation.comparison import WindowComparer, estimate_loss
 from edgeh2o.evaluation.long_texts import KINDS, make_window
 from edgeh2o.evaluation.reporting import format_estimate, markdown_table
-from edgeh2o.host.threads import default_thread_count
 from edgeh2o.runners.base import attention_error
 
-from .reporting import existing_file, print_progress, run_script, write_report
+from .reporting import print_progress, run_script, write_report
+from .windows import add_window_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +79,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("model", type=existing_file, metavar="MODEL")
-    parser.add_argument("--ctx", type=int, default=2048, help="tokens of a window")
+    add_window_options(parser, ctx=2048)
     parser.add_argument("--scored", type=int, default=1024, help="last predictions of a window")
     parser.add_argument("--budgets", type=list_of(int), default=(128, 256, 512, 768))
-    parser.add_argument("--kinds", type=list_of(str), default=(), help="default: all")
-    parser.add_argument("--text-seeds", type=list_of(int), default=(0,))
-    parser.add_argument("-t", "--threads", type=int, default=default_thread_count())
-    parser.add_argument("-o", "--output", choices=("md", "json"), default="md")
     args = parser.parse_args()
     if not 1 < args.scored < args.ctx:
         parser.error(f"--scored must be between 2 and {args.ctx - 1}, got {args.scored}")

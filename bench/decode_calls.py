@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from edgeh2o.evaluation.reading import prefill_prompt
 from edgeh2o.evaluation.reporting import markdown_table
 from edgeh2o.formats.model_cache import resolve_model
 from edgeh2o.llm import LLM
@@ -79,23 +80,22 @@ def _time(call: Callable[[], object]) -> float:
 
 def main() -> int:
     """Prints a table; returns the exit code."""
-    args = build_parser().parse_args()
+    parser = build_parser()
+    args = parser.parse_args()
     if min(*args.rows, args.rounds, args.depth) < 1:
-        build_parser().error("--rows, -r and -d are at least 1")
+        parser.error("--rows, -r and -d are at least 1")
     most = args.depth + args.rounds * sum(2 * n + 2 for n in args.rows) + args.rounds
     options = {"threads": args.threads, "isa": args.isa}
     with LLM(resolve_model(args.model), context_size=most, attention="dense", **options) as llm:
         text = DEFAULT_TEXT.read_text(encoding="utf-8", errors="replace")
         tokens = llm.tokenize(text)[: args.depth]
         if len(tokens) < max(args.depth, *args.rows):
-            build_parser().error(f"-d is at most {len(tokens)}, and no less than --rows")
+            parser.error(f"-d is at most {len(tokens)}, and no less than --rows")
         runner = cast("BatchRunner", llm.start_runner(most, n_prompt=args.depth))
         if max(args.rows) > runner.max_decode_tokens:
-            build_parser().error(f"--rows are at most {runner.max_decode_tokens} for this model")
+            parser.error(f"--rows are at most {runner.max_decode_tokens} for this model")
         print_progress(f"reading {args.depth} tokens")
-        for first in range(0, args.depth, runner.batch_size):
-            part = np.array(tokens[first : first + runner.batch_size], np.int32)
-            runner.prefill(part, is_last=first + len(part) == args.depth)
+        prefill_prompt(runner, np.array(tokens, np.int32))
         one, table = measure(runner, args.rows, args.rounds, list(tokens))
     print(
         f"A call of one token takes {1e3 * one:.1f} ms; in such calls, medians of {args.rounds}:\n"

@@ -28,10 +28,10 @@ from edgeh2o.evaluation.decoding import decode_together
 from edgeh2o.evaluation.long_texts import Window, make_window
 from edgeh2o.evaluation.reading import prefill_prompt
 from edgeh2o.evaluation.reporting import format_estimate, markdown_table
-from edgeh2o.host.threads import default_thread_count
 from edgeh2o.runners.base import Runner, RunnerState
 
-from .reporting import existing_file, print_progress, run_script, write_report
+from .reporting import print_progress, run_script, write_report
+from .windows import add_window_options
 
 DECODED = 256
 # Budgets of KV heads, None for the whole past.
@@ -107,14 +107,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("model", type=existing_file, metavar="MODEL")
-    parser.add_argument("--ctx", type=int, default=8192, help="tokens of a window")
+    add_window_options(parser, ctx=8192, kinds=("pairs",))
     parser.add_argument("--keys", type=int, default=1536, help="of a head with a limit")
     parser.add_argument("--full", type=list_of(int), default=(), help="KV heads without one")
-    parser.add_argument("--kinds", type=list_of(str), default=("pairs",))
-    parser.add_argument("--text-seeds", type=list_of(int), default=(0,))
-    parser.add_argument("-t", "--threads", type=int, default=default_thread_count())
-    parser.add_argument("-o", "--output", choices=("md", "json"), default="md")
     args = parser.parse_args()
     if args.ctx < DECODE_FROM + DECODED:
         parser.error(f"--ctx must be at least {DECODE_FROM + DECODED}, got {args.ctx}")

@@ -40,10 +40,10 @@ from edgeh2o.evaluation.long_texts import KINDS, Window, make_window
 from edgeh2o.evaluation.reading import score_answer, split_answer
 from edgeh2o.evaluation.reporting import format_estimate, markdown_table
 from edgeh2o.evaluation.tasks import make_task
-from edgeh2o.host.threads import default_thread_count
 from edgeh2o.runners.base import attention_error
 
-from .reporting import existing_file, print_progress, run_script, write_report
+from .reporting import print_progress, run_script, write_report
+from .windows import add_window_options
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -251,15 +251,10 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("model", type=existing_file, metavar="MODEL")
-    parser.add_argument("--ctx", type=int, default=4096, help="tokens of a window")
-    parser.add_argument("--kinds", type=list_of(str), default=(), help="default: all")
-    parser.add_argument("--text-seeds", type=list_of(int), default=(0, 1))
+    add_window_options(parser, ctx=4096, seeds=(0, 1))
     parser.add_argument("--onnx", type=Path, metavar="FOLDER", help="export of the same model")
     parser.add_argument("--chats", type=list_of(int), default=(0,), help="seeds of the chats")
     parser.add_argument("--document", type=int, default=CHAT_DOCUMENT, help="tokens of a chat's")
-    parser.add_argument("-t", "--threads", type=int, default=default_thread_count())
-    parser.add_argument("-o", "--output", choices=("md", "json"), default="md")
     args = parser.parse_args()
     if args.ctx < 2 * PROFILE_TOKENS:
         parser.error(f"--ctx must be at least {2 * PROFILE_TOKENS}, got {args.ctx}")

@@ -311,15 +311,14 @@ auto with_shape(const F& make) {
     const float default_scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
     const AttentionHeads heads{
         n_heads, n_kv_heads, head_dim, value_dim.value_or(head_dim), scale.value_or(default_scale), soft_cap};
-    const SequenceShape shape{max_context,
-                              batch_size,
-                              chunk_size,
-                              parse_cache_types(cache_type),
-                              parse_attention_precision(precision),
-                              true,
-                              {checked_rows, error_limit},
-                              false,
-                              false};
+    SequenceShape shape{max_context,
+                        batch_size,
+                        chunk_size,
+                        parse_cache_types(cache_type),
+                        parse_attention_precision(precision),
+                        true,
+                        {checked_rows, error_limit}};
+    shape.looks_ahead = false;
     Layers layers(n_layers, {heads});
     EH2O_CHECK(recurrent.empty() || recurrent.size() == n_layers, "recurrent has the sizes of ",
                recurrent.size(), " layers, there are ", n_layers);

@@ -57,14 +57,14 @@ struct LayerCall {
     return {buffers().x + first_row * config.model_dim, step.tokens.size, config.model_dim, config.model_dim};
   }
 
-  // Whether tokens of the step may be taken back: all but the first.
-  bool looks_ahead() const { return step.is_decode && step.tokens.size > 1; }
-
   // Those of the step's rows, where the model has them.
   Streams streams() const {
     const Streams all{buffers().streams, 0, config.model_dim};
     return all.rows_from(first_row, step.tokens.size);
   }
+
+  // Whether tokens of the step may be taken back: all but the first.
+  bool looks_ahead() const { return step.is_decode && step.tokens.size > 1; }
 
   // The layer's recurrent state has gone through the step's tokens.
   void count_recurrent() const {

@@ -17,6 +17,7 @@ struct Recurrence {
   SsdHeads ssd;
   size_t conv_dim = 0, n_conv_taps = 1;
 
+  bool is_none() const { return n_values() == 0; }
   size_t n_matrices() const { return delta.n_state() + ssd.n_state(); }
   size_t n_values() const { return n_matrices() + (n_conv_taps - 1) * conv_dim; }
   // Of a token: pairs of gates, and what comes out of the matrices.

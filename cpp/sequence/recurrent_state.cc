@@ -1,16 +1,16 @@
 #include "sequence/recurrent_state.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
+
+#include "ops/rows.h"
 
 namespace edgeh2o {
 namespace {
 
-void copy_rows(float* to, MatView<const float> rows) {
-  for (size_t i = 0; i < rows.rows; ++i) {
-    std::memcpy(to + i * rows.cols, rows.row(i), rows.cols * sizeof(float));
-  }
+// The rows of `like` in what is noted, of which the first is row `begin`.
+MatView<float> noted(float* data, size_t begin, MatView<const float> like) {
+  return {data + begin * like.cols, like.rows, like.cols, like.cols};
 }
 
 }  // namespace
@@ -45,14 +45,14 @@ StateStep RecurrentState::step(bool looks_ahead, size_t begin) {
 }
 
 void RecurrentState::note_inputs(size_t begin, MatView<const float> inputs) {
-  copy_rows(inputs_ + begin * inputs.cols, inputs);
+  copy_rows(inputs, noted(inputs_, begin, inputs));
 }
 
 void RecurrentState::note_rows(size_t begin, MatView<const float> rows, MatView<const float> rates,
                                MatView<const float> decays) {
-  copy_rows(rows_ + begin * rows.cols, rows);
-  copy_rows(rates_ + begin * rates.cols, rates);
-  copy_rows(decays_ + begin * decays.cols, decays);
+  copy_rows(rows, noted(rows_, begin, rows));
+  copy_rows(rates, noted(rates_, begin, rates));
+  copy_rows(decays, noted(decays_, begin, decays));
 }
 
 void RecurrentState::advance(size_t n_tokens) {
@@ -76,12 +76,12 @@ void RecurrentState::settle(const KernelTable& table) {
     std::swap(values_, ahead_);
   } else {
     const StateStep own{values_, values_};
-    const auto noted = [n](float* data, size_t cols) { return MatView<const float>{data, n, cols, cols}; };
-    const MatView<const float> rows = noted(rows_, recurrence_.conv_dim),
-                               rates = noted(rates_, recurrence_.n_gates()),
-                               decays = noted(decays_, recurrence_.n_gates());
+    const auto kept = [n](float* data, size_t cols) { return MatView<const float>{data, n, cols, cols}; };
+    const MatView<const float> rows = kept(rows_, recurrence_.conv_dim),
+                               rates = kept(rates_, recurrence_.n_gates()),
+                               decays = kept(decays_, recurrence_.n_gates());
     const MatView<float> out{discarded_, n, recurrence_.out_dim(), 0};  // one row for all tokens
-    keep_inputs(noted(inputs_, recurrence_.conv_dim), recurrence_.n_conv_taps,
+    keep_inputs(kept(inputs_, recurrence_.conv_dim), recurrence_.n_conv_taps,
                 own.at(recurrence_.n_matrices()));
     if (!recurrence_.delta.is_none()) {
       delta_net(table, recurrence_.delta, rows, rates, decays, own, out, nullptr);

@@ -147,7 +147,7 @@ Sequence::Sequence(const KernelTable& table, const std::vector<LayerKeeps>& laye
       const AttentionHeads& heads = layers[i].heads;
       std::unique_ptr<AttentionState> rows;
       std::unique_ptr<RecurrentState> recurrent;
-      if (layers[i].recurrence.n_values() > 0) {
+      if (!layers[i].recurrence.is_none()) {
         recurrent = std::make_unique<RecurrentState>(layers[i].recurrence, most_decoded(shape), arena_);
       }
       if (!heads.is_none() && heads.has_own_kv()) {
@@ -171,7 +171,7 @@ Sequence::Sequence(const KernelTable& table, const std::vector<LayerKeeps>& laye
   prompt_arena_.allocate();
   make_layers();
   for (const LayerKeeps& layer : layers) {
-    is_recurrent_ |= layer.recurrence.n_values() > 0;
+    is_recurrent_ |= !layer.recurrence.is_none();
   }
   n_all_sets_ = told.n_slots();
   sampled_.reserve(sampled_numbers(plans_, kv_shape_));
@@ -191,7 +191,7 @@ SequenceBytes Sequence::estimate_bytes(const KernelTable& table, const std::vect
   size_t received = 0, ahead = 0;
   for (size_t i = 0; i < layers.size(); ++i) {
     const AttentionHeads& heads = layers[i].heads;
-    if (layers[i].recurrence.n_values() > 0) {
+    if (!layers[i].recurrence.is_none()) {
       RecurrentState(layers[i].recurrence, 0, recurrent);
       ahead += RecurrentState::ahead_bytes(layers[i].recurrence, most_decoded(shape));
     }

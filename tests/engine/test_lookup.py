@@ -21,6 +21,7 @@ from edgeh2o.errors import UsageError
 from edgeh2o.llm import LLM
 from tests.engine.drafted import PENALISED, SAMPLINGS, TogetherRunner
 from tests.engine.fakes import ScriptedRunner
+from tests.model.recurrent_models import MODELS
 from tests.tiny_models import TinyModelFactory
 
 VOCAB_SIZE = 320
@@ -273,19 +274,12 @@ def test_what_a_closed_stream_leaves_is_what_was_read(
     assert found[0] == found[1]
 
 
-RECURRENT: dict[str, dict[str, Any]] = {
-    "convolutions": {"architecture": "lfm2", "n_layers": 4},
-    "delta nets": {"architecture": "qwen35", "n_layers": 4},
-    "Mamba-2": {"architecture": "falcon-h1", "n_layers": 2},
-}
-
-
-@pytest.mark.parametrize("model", RECURRENT)
+@pytest.mark.parametrize("model", ["lfm2", "qwen35", "falcon-h1"])
 def test_recurrent_layers_take_guesses_back(
     tiny_model: TinyModelFactory, prompt: list[int], model: str, tmp_path: Path
 ) -> None:
     """Answers of three tokens alone, which repeat themselves now and then."""
-    path = tiny_model(tensor_type="Q4_0", **RECURRENT[model])
+    path = tiny_model(tensor_type="Q4_0", **MODELS[model])
     bias, n_drafted, n_accepted = dict.fromkeys((5, 6, 9), 100.0), 0, 0
     with LLM(path, prefill=PrefillConfig(batch_size=64, chunk_size=16)) as llm:
         for lookup, temperature in (("auto", 0.0), ("3", 0.0), ("15", 0.0), ("15", 1.0)):

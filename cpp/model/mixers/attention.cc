@@ -221,14 +221,11 @@ void mix_attentions(const LayerCall& call, Span<const Step> steps, MatView<float
   const size_t out_dim = spec.heads.out_dim();
   const MatView<float> attended{call.buffers().attended, x.rows, out_dim, out_dim};
   const Qkv qkv = qkv_rows(call, x.rows);
-  const auto rows_of = [&](const LayerCall& one) {
-    return qkv.rows_from(one.first_row, one.step.tokens.size);
-  };
   project_qkv(call, x, 0, qkv);
   if (spec.has_ssd()) mix_mamba2s(call, steps, x);
   if (spec.is_parallel) add_gated(call, x);
   for_each_step(call, steps, [&](const LayerCall& one) {
-    const Qkv rows = rows_of(one);
+    const Qkv rows = qkv.rows_from(one.first_row, one.step.tokens.size);
     take_rows(one, 0, rows);
     set_sinks(one);
     attend_rows(one, rows, 0, attended.rows_from(one.first_row, rows.q.rows));

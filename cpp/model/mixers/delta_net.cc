@@ -9,31 +9,7 @@ namespace edgeh2o {
 namespace {
 
 struct DeltaNet {
-  // Side by side in rows of the workspace.
-  struct Parts {
-    MatView<float> qkv, z, rates, decays;
-    Parts(const LayerCall& call, size_t n) {
-      const DeltaHeads& heads = call.spec().delta;
-      const size_t stride = heads.conv_dim() + heads.value_dim() + 2 * heads.n_value_heads;
-      float* data = call.buffers().mixer_in;
-      const auto take = [&](size_t cols) {
-        const MatView<float> part{data, n, cols, stride};
-        data += cols;
-        return part;
-      };
-      qkv = take(heads.conv_dim());
-      z = take(heads.value_dim());
-      rates = take(heads.n_value_heads);
-      decays = take(heads.n_value_heads);
-    }
-    Parts rows_from(size_t first, size_t n) const {
-      Parts rows = *this;
-      for (MatView<float>* part : {&rows.qkv, &rows.z, &rows.rates, &rows.decays}) {
-        *part = part->rows_from(first, n);
-      }
-      return rows;
-    }
-  };
+  using Parts = MatrixParts;  // rows: queries, keys and values
 
   static size_t width(const LayerCall& call) { return call.spec().delta.value_dim(); }
 
@@ -47,7 +23,7 @@ struct DeltaNet {
     const auto output = [](const Linear& linear, const MatView<float>& part) {
       return output_of(linear, part.data, part.stride);
     };
-    const MatmulOutput outputs[] = {output(w.delta_qkv, parts.qkv), output(w.delta_z, parts.z),
+    const MatmulOutput outputs[] = {output(w.delta_qkv, parts.rows), output(w.delta_z, parts.z),
                                     output(has_one_matrix ? w.delta_gates : w.delta_rate, parts.rates),
                                     output(w.delta_decay, parts.decays)};
     matmul(call.table(), input, {outputs, has_one_matrix ? size_t{3} : size_t{4}}, call.buffers().scratch);
@@ -71,11 +47,11 @@ struct DeltaNet {
     RecurrentState& state = call.step.sequence->recurrent(call.layer);
     const bool looks_ahead = call.looks_ahead();
     const StateStep step = state.step(looks_ahead, begin);
-    const MatView<const float> qkv = as_const(parts.qkv), rates = as_const(parts.rates),
+    const MatView<const float> qkv = as_const(parts.rows), rates = as_const(parts.rates),
                                decays = as_const(parts.decays);
     if (looks_ahead) state.note_inputs(begin, qkv);
-    convolve_silu(table, parts.qkv, w.conv.data(), call.spec().n_conv_taps, step.at(heads.n_state()));
-    norm_qk(call, parts.qkv);
+    convolve_silu(table, parts.rows, w.conv.data(), call.spec().n_conv_taps, step.at(heads.n_state()));
+    norm_qk(call, parts.rows);
     find_gates(parts.rates, parts.decays, w.delta_a.data(), w.delta_bias.data());
     if (looks_ahead) state.note_rows(begin, qkv, rates, decays);
     uint8_t* chunk_scratch = call.step.is_decode ? nullptr : call.buffers().scratch;

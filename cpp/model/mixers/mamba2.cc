@@ -9,30 +9,7 @@ namespace edgeh2o {
 namespace {
 
 struct Mamba2 {
-  // Side by side in rows of the workspace; decays are not of the projection.
-  struct Parts {
-    MatView<float> z, rows, rates, decays;
-    Parts(const LayerCall& call, size_t n) {
-      const SsdHeads& heads = call.spec().ssd;
-      float* data = call.buffers().mixer_in;
-      const auto take = [&](size_t cols) {
-        const MatView<float> part{data, n, cols, heads.in_dim() + heads.n_heads};
-        data += cols;
-        return part;
-      };
-      z = take(heads.inner_dim());
-      rows = take(heads.conv_dim());
-      rates = take(heads.n_heads);
-      decays = take(heads.n_heads);
-    }
-    Parts rows_from(size_t first, size_t n) const {
-      Parts part = *this;
-      for (MatView<float>* view : {&part.z, &part.rows, &part.rates, &part.decays}) {
-        *view = view->rows_from(first, n);
-      }
-      return part;
-    }
-  };
+  using Parts = MatrixParts;  // z, rows and rates are one product
 
   static size_t width(const LayerCall& call) { return call.spec().ssd.inner_dim(); }
 

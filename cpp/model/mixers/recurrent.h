@@ -13,6 +13,34 @@
 
 namespace edgeh2o {
 
+// Parts of mixers whose state has matrices, side by side in rows of the workspace: a gate of what comes out,
+// inputs of the convolution, and the gates of the recurrence.
+struct MatrixParts {
+  MatView<float> z, rows, rates, decays;
+
+  MatrixParts(const LayerCall& call, size_t n) {
+    const Recurrence recurrence = call.spec().recurrence(call.config.model_dim);
+    const size_t n_gates = recurrence.n_gates(), stride = call.spec().mixed_dim(call.config.model_dim);
+    float* data = call.buffers().mixer_in;
+    const auto take = [&](size_t cols) {
+      const MatView<float> part{data, n, cols, stride};
+      data += cols;
+      return part;
+    };
+    z = take(recurrence.out_dim());
+    rows = take(recurrence.conv_dim);
+    rates = take(n_gates);
+    decays = take(n_gates);
+  }
+  MatrixParts rows_from(size_t first, size_t n) const {
+    MatrixParts parts = *this;
+    for (MatView<float>* part : {&parts.z, &parts.rows, &parts.rates, &parts.decays}) {
+      *part = part->rows_from(first, n);
+    }
+    return parts;
+  }
+};
+
 // All rows of the step from row `begin` on, of which those from the first output row on are finished.
 template <typename Mixer>
 void mix_step(const LayerCall& call, size_t begin) {
