@@ -14,16 +14,17 @@ namespace edgeh2o {
 
 // How weights and activations must be packed for a table's kernels.
 struct PackLayout {
-  size_t panel_cols;        // nr: outputs per weight panel
-  size_t tile_rows;         // mr: rows per tile of packed activations of a matrix product
-  size_t vector_rows;       // rows that a matrix-vector kernel takes at most, in a tile of just these
-  size_t few_rows;          // up to which matrix-vector kernels, tile by tile, beat unpacking a panel once
-  uint32_t signed_formats;  // bit f: 8-bit quants of PackedFormat f are stored with the offset removed
-  size_t float_rows;        // rows that a float matrix product takes at once
-  int32_t dot_bias;         // where dot products start, added to the sums of packed activations
-  uint32_t word_formats;    // bit f: PackedFormat f wants activations that share a scale by 256
-  uint32_t byte_formats;    // bit f: PackedFormat f, one of these, is unpacked to Unpacked::kBytes
-  bool has_pairs;           // starts in packed activations are pairs
+  size_t panel_cols;         // nr: outputs per weight panel
+  size_t tile_rows;          // mr: rows per tile of packed activations of a matrix product
+  size_t vector_rows;        // rows of the largest tile of a matrix-vector kernel (vector_tile_rows)
+  size_t float_vector_rows;  // rows that one with float weights takes at most
+  size_t few_rows;           // up to which matrix-vector kernels, tile by tile, beat unpacking a panel once
+  uint32_t signed_formats;   // bit f: 8-bit quants of PackedFormat f are stored with the offset removed
+  size_t float_rows;         // rows that a float matrix product takes at once
+  int32_t dot_bias;          // where dot products start, added to the sums of packed activations
+  uint32_t word_formats;     // bit f: PackedFormat f wants activations that share a scale by 256
+  uint32_t byte_formats;     // bit f: PackedFormat f, one of these, is unpacked to Unpacked::kBytes
+  bool has_pairs;            // starts in packed activations are pairs
   bool is_signed(PackedFormat format) const { return signed_formats >> static_cast<int>(format) & 1; }
   // Neighbouring activations that share a scale where they meet weights of this format.
   size_t scale_block(PackedFormat format) const {

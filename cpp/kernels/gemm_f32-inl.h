@@ -195,14 +195,14 @@ void gemv_float(float* y, size_t y_stride, const float* x, size_t x_stride, cons
 template <PackedFormat kFormat>
 void gemv_float_rows(float* y, size_t y_stride, const float* x, size_t x_stride, const void* w,
                      size_t panel_bytes, size_t depth, size_t n_rows, size_t n_cols, bool accumulate) {
-  simd::with_constant<simd::kGemvRows>(n_rows, [&](auto rows) {
+  simd::with_constant<simd::kGemvFloatRows>(n_rows, [&](auto rows) {
     gemv_float<kFormat, rows>(y, y_stride, x, x_stride, static_cast<const uint8_t*>(w), panel_bytes, depth,
                               n_cols, accumulate);
   });
 }
 
 // y: [n_rows][y_stride], n_cols outputs of neighbouring panels [depth][kGemmF32Columns], panel_bytes apart,
-// of which w is the first; (+)= x times w. x: [n_rows][x_stride], n_rows <= kGemvRows.
+// of which w is the first; (+)= x times w. x: [n_rows][x_stride], n_rows <= kGemvFloatRows.
 inline void gemv_f32_f32_fp(PackedFormat format, float* y, size_t y_stride, const float* x, size_t x_stride,
                             const void* w, size_t panel_bytes, size_t depth, size_t n_rows, size_t n_cols,
                             bool accumulate) {

@@ -40,7 +40,9 @@ template <PackedFormat kFormat>
 void gemv_q8_rows(float* y, size_t y_stride, const uint8_t* x, size_t tile_rows, const uint8_t* w,
                   size_t n_records, size_t n_rows, size_t n_cols, bool accumulate) {
   simd::with_constant<simd::kGemvRows>(tile_rows, [&](auto rows) {
-    if constexpr (WordFormat<kFormat>::kExists) {
+    if constexpr (rows != vector_tile_rows(rows)) {
+      return;
+    } else if constexpr (WordFormat<kFormat>::kExists) {
       gemv_words<kFormat, simd::WordDot, rows>(y, y_stride, x, w, n_records, n_rows, n_cols, accumulate);
     } else {
       gemv_q8<kFormat, rows>(y, y_stride, x, w, n_records, n_rows, n_cols, accumulate);

@@ -54,11 +54,16 @@ class TaskGrid {
 // registers for every tile of rows; with more rows it is cheaper to unpack it once.
 bool is_few_rows(const KernelTable& table, size_t n_rows) { return n_rows <= table.layout.few_rows; }
 
+// Rows of each of the fewest tiles of at most max_rows.
+size_t even_share(size_t n_rows, size_t max_rows) { return ceil_div(n_rows, ceil_div(n_rows, max_rows)); }
+
 // Several tiles read one part of a panel after another, while it is in the L1 cache.
 void run_few_rows(const KernelTable& table, const MatmulInput& input, const Task& task, float* out) {
   const PackedMatrix& weight = *task.output->weight;
   const bool is_quantised = weight.is_quantised();
-  const size_t tile_rows = activation_tile_rows(table, task.n_rows), depth = weight.cols();
+  const size_t tile_rows = is_quantised ? activation_tile_rows(table, task.n_rows)
+                                        : even_share(task.n_rows, table.layout.float_vector_rows);
+  const size_t depth = weight.cols();
   const bool is_one_tile = task.n_rows <= tile_rows;
   const size_t step = is_one_tile ? depth : is_quantised ? kDepthQ : kDepthF32;
   // A float kernel hides its latency by several panels.
@@ -121,7 +126,7 @@ size_t Activations8::bytes(const KernelTable& table, size_t n_rows, size_t depth
 
 size_t activation_tile_rows(const KernelTable& table, size_t n_rows) {
   if (!is_few_rows(table, n_rows)) return table.layout.tile_rows;
-  return ceil_div(n_rows, ceil_div(n_rows, table.layout.vector_rows));
+  return vector_tile_rows(even_share(n_rows, table.layout.vector_rows));
 }
 
 size_t matmul_scratch_bytes(const KernelTable& table) {

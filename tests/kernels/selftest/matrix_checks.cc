@@ -218,7 +218,8 @@ void check_gemm_q8(const KernelTable& table, Check& check) {
 
 void check_gemv_q8(const KernelTable& table, Check& check) {
   const size_t nr = table.layout.panel_cols, stride = nr + 3;
-  for (size_t tile_rows = 1; tile_rows <= table.layout.vector_rows; ++tile_rows) {
+  for (size_t tile_rows = 1; tile_rows <= table.layout.vector_rows;
+       tile_rows = vector_tile_rows(tile_rows + 1)) {
     for_each_product(table, tile_rows, [&](const WeightPanel& w, const Activations& x, bool exact) {
       const std::vector<uint8_t> packed_x = x.pack(tile_rows, table.layout);
       for (const size_t n_cols : {nr, nr - 1, nr / 2 + 1, size_t{1}}) {
@@ -257,7 +258,8 @@ void check_rows_alike(const KernelTable& table, Check& check) {
       got.assign(nr, kUntouched);
     };
     got.assign(nr, kUntouched);
-    for (size_t tile_rows = 2; tile_rows <= table.layout.vector_rows; ++tile_rows) {
+    for (size_t tile_rows = 2; tile_rows <= table.layout.vector_rows;
+         tile_rows = vector_tile_rows(tile_rows + 1)) {
       table.gemv_f32_q8_qp(format.format, got.data(), nr, x.pack(tile_rows, table.layout).data(), tile_rows,
                            w.packed.data(), n_records, 1, nr, true);
       compare();
@@ -320,7 +322,7 @@ void check_gemv_f32(const KernelTable& table, Check& check) {
   Random random(8);
   const size_t nr = table.layout.panel_cols;
   for (const PackedFormat format : kFloatFormats) {
-    for (size_t n_rows = 1; n_rows <= table.layout.vector_rows; ++n_rows) {
+    for (size_t n_rows = 1; n_rows <= table.layout.float_vector_rows; ++n_rows) {
       for (const size_t n_cols : {size_t{1}, nr - 1, nr, 3 * nr, 3 * nr + 1, 7 * nr + 2}) {
         const size_t depth = n_cols % 2 ? 1 : 33, x_stride = depth + 2, y_stride = n_cols + 3;
         const size_t n_panels = (n_cols + nr - 1) / nr;
