@@ -68,6 +68,8 @@ class DecoderConfig:
         has_output_bias: bool = False,
         token_input_rows: int = 0,
         has_streams: bool = False,
+        reads_hidden: bool = False,
+        n_guessed: int = 0,
     ) -> None: ...
 
 class Model:
@@ -81,7 +83,12 @@ class Model:
     def mapped_bytes(self) -> int:
         """Of ``weight_bytes`` those that ``map_packed`` gave."""
 
-    def __init__(self, config: DecoderConfig) -> None: ...
+    def __init__(self, config: DecoderConfig, main: Model | None = None) -> None:
+        """``main`` is that of a layer that guesses tokens ahead (``reads_hidden``).
+
+        Its embedding and output matrix serve where the layer has none of its own; they must be set
+        before ``finish``.
+        """
     def set_tensor(
         self,
         name: str,
@@ -597,15 +604,27 @@ class Sequence(_Prompt):
         stays_open: bool = False,
         on_layer: Callable[[int, int], None] | None = None,
         on_attention: Callable[..., None] | None = None,
+        hidden: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32] | None:
         """``on_attention(layer, residual, q, k, v, attended)`` is called after every attention.
 
         Not after that of a last layer which attends for the last token only (no ``all_rows``).
         With read-only views, good until it returns, of the residual stream before the layer
         [n, model_dim], q [n, q_dim], k and v [n, kv_dim] with the rotary embedding applied, and
-        what attention gave [n, q_dim].
+        what attention gave [n, q_dim]. ``hidden`` [n, model_dim] stands beside the tokens, for a
+        layer that guesses tokens ahead alone; so in ``decode`` and ``decode_batch``.
         """
-    def decode_batch(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]: ...
+    keeps_hidden: bool
+    """Whether calls leave ``hidden``: then a prompt's last layer is computed for all tokens."""
+    @property
+    def hidden(self) -> NDArray[np.float32] | None:
+        """What the logits of the latest call's tokens are made of [n, model_dim], if it is kept."""
+    def decode(
+        self, token: int, hidden: NDArray[np.float32] | None = None
+    ) -> NDArray[np.float32]: ...
+    def decode_batch(
+        self, tokens: NDArray[np.int32], hidden: NDArray[np.float32] | None = None
+    ) -> NDArray[np.float32]: ...
     def accept(self, n: int) -> None: ...
     def allow_eviction(self, is_allowed: bool) -> None: ...
     def read_rest(self, precision: str, *, reads_all: bool) -> None:

@@ -24,6 +24,8 @@ AUTO_LOOKUP, LOOKUP_OFF = "auto", "off"
 MAX_LOOKUP = 15
 MAX_PENALTY, MAX_BIAS = 2, 100  # as OpenAI has them
 AUTO_DRAFT, DRAFT_OFF = "auto", "off"
+# In the place of a draft model: the layer of the model's own file that guesses tokens ahead.
+MTP_DRAFT = "mtp"
 PACKED_OFF, PACKED_AUTO = "off", "auto"
 STOP_WHEN_FULL, SHIFT_WHEN_FULL, EVICT_WHEN_FULL = WAYS_WHEN_FULL = ("stop", "shift", "evict")
 ATTENTION_PRECISIONS = ("auto", "f32", "bf16", "f16", "int8")
@@ -286,7 +288,8 @@ class RuntimeConfig:
     the model's trained length; ``0`` is the trained length. ``threads=None`` counts usable cores.
     Keys and values of the cache have the number type ``cache_type`` unless ``cache_type_k`` or
     ``cache_type_v`` says another. ``rope`` changes how the model's positions are read. ``draft`` is
-    a smaller model, as a model is named, that guesses tokens for the model to check.
+    a smaller model, as a model is named, that guesses tokens for the model to check, or ``"mtp"``
+    for the layer of the model's own file that does so.
     ``packed_weights`` is where packed weights are kept, ``"auto"``, ``"off"`` or a folder.
     """
 

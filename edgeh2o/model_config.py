@@ -196,7 +196,9 @@ class DecoderConfig(ModelConfig):
     sigmoid of a second half of the query projection. With ``latent`` heads there is one KV head,
     whose rows of ``head_dim`` numbers are keys and values; ``rotary_dim`` is of their last ones.
     With ``has_streams`` every token has several residual streams (AltUp); a ``laurel_rank`` that is
-    not 0 is that of a branch of two matrices beside attention (LAuReL).
+    not 0 is that of a branch of two matrices beside attention (LAuReL). One that ``reads_hidden``
+    is a layer that guesses tokens ahead: beside a token it reads what the logits of the token
+    before were made of, and it has logits of the first ``n_guessed`` tokens, 0 for all.
     """
 
     layers: tuple[LayerConfig, ...]
@@ -247,6 +249,8 @@ class DecoderConfig(ModelConfig):
     long_rope_inv_freq: tuple[float, ...] = ()
     long_rope_after: int = 0
     latent: LatentHeads | None = None
+    reads_hidden: bool = False
+    n_guessed: int = 0
 
     @property
     def has_like_layers(self) -> bool:

@@ -38,6 +38,7 @@ def write_shape_model(
     *,
     tokenizer_from: Path | str = DEFAULT_TOKENIZER,
     n_layers: int | None = None,
+    has_drafting: bool = False,
     seed: int = 0,
 ) -> Path:
     """Writes the file, one tensor in memory at a time; returns its path.
@@ -47,9 +48,10 @@ def write_shape_model(
         file_type: one of FILE_TYPES.
         tokenizer_from: a GGUF file, or the name of a known model.
         n_layers: how many layers to write; None for all.
+        has_drafting: with a layer that guesses tokens ahead (MTP).
 
     Raises:
-        ValueError: for another shape, type or number of layers.
+        ValueError: for another shape, type or number of layers, or drafting without delta nets.
         ResourceError: if the file of the tokenizer is not there.
     """
     if isinstance(shape, str):
@@ -65,6 +67,10 @@ def write_shape_model(
             n_shared = max(0, n_layers - (shape.n_layers - gemma4.n_shared_kv))
             shape = replace(shape, gemma4=replace(gemma4, n_shared_kv=n_shared))
         shape = replace(shape, n_layers=n_layers)
+    if has_drafting:
+        if shape.delta_net is None:
+            raise ValueError("a layer that guesses tokens ahead is for shapes with delta nets")
+        shape = replace(shape, n_drafting_layers=1)
     path = Path(path)
     writer = GGUFWriter(path, shape.architecture)
     vocab_size = _copy_tokenizer(writer, resolve_model(tokenizer_from))
@@ -98,7 +104,10 @@ def _copy_tokenizer(writer: GGUFWriter, path: Path) -> int:
 
 def _add_metadata(writer: GGUFWriter, shape: Shape, vocab_size: int) -> None:
     writer.add_name("random weights")
-    writer.add_block_count(shape.n_layers)
+    writer.add_block_count(shape.n_layers + shape.n_drafting_layers)
+    if shape.n_drafting_layers:
+        key = f"{shape.architecture}.nextn_predict_layers"
+        writer.add_uint32(key, shape.n_drafting_layers)
     writer.add_context_length(shape.context_length)
     writer.add_embedding_length(shape.model_dim)
     sizes = [shape.layer_sizes(layer) for layer in range(shape.n_layers)]
@@ -155,6 +164,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help=f"GGUF file, or name of a known model, whose tokenizer is taken ({DEFAULT_TOKENIZER})",
     )
     parser.add_argument("--layers", type=int, metavar="N", help="write the first N layers only")
+    parser.add_argument(
+        "--drafting", action="store_true", help="with a layer that guesses tokens ahead (MTP)"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     options = parser.parse_args(arguments)
     try:
@@ -164,6 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.file_type,
             tokenizer_from=options.tokenizer_from,
             n_layers=options.layers,
+            has_drafting=options.drafting,
             seed=options.seed,
         )
     except (OSError, ValueError, EdgeH2OError) as error:

@@ -175,6 +175,8 @@ DecoderConfig make_config(const py::kwargs& fields) {
   reader.read("has_output_bias", config.has_output_bias);
   reader.read("has_streams", config.has_streams);
   reader.read("token_input_rows", config.token_input_rows);
+  reader.read("reads_hidden", config.reads_hidden);
+  reader.read("n_guessed", config.n_guessed);
   reader.finish();
   config.check();
   return config;
@@ -329,10 +331,10 @@ void bind_model(py::module_& module) {
   module.def("find_bad_block", &find_bad_block_of, py::arg("data"), py::arg("type"));
   py::class_<DecoderConfig>(module, "DecoderConfig").def(py::init(&make_config));
   py::class_<Decoder, std::shared_ptr<Decoder>>(module, "Model")
-      .def(py::init([](const DecoderConfig& config) {
-             return std::make_shared<Decoder>(config, active_kernel_table());
+      .def(py::init([](const DecoderConfig& config, std::shared_ptr<Decoder> main) {
+             return std::make_shared<Decoder>(config, active_kernel_table(), std::move(main));
            }),
-           py::arg("config"))
+           py::arg("config"), py::arg("main") = py::none())
       .def("set_tensor", &set_tensor, py::arg("name"), py::arg("data"), py::arg("type"), py::arg("rows"),
            py::arg("cols"), py::arg("row_order") = py::none())
       .def("dequantize", &dequantize, py::arg("name"))

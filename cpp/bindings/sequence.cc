@@ -51,10 +51,13 @@ struct DecoderSequence {
   }
 
   const Decoder& decoder() const { return *owner->decoder; }
-  size_t vocab_size() const { return decoder().config().vocab_size; }
+  size_t vocab_size() const { return decoder().config().n_outputs(); }
   size_t n_attending() const { return n_attending_layers(decoder().config(), sequence); }
   size_t max_decode_tokens() const { return sequence.max_decode_tokens(); }
-  void forget_prompt() { prompt_logits = py::none(); }
+  void forget_prompt() {
+    prompt_logits = py::none();
+    hidden = py::none();
+  }
   void fetch_rows() {}
   void fetch_states() {}
   void expect_rows() {}
@@ -74,6 +77,8 @@ struct DecoderSequence {
   PolicyPtr policy;
   Sequence sequence;
   py::object prompt_logits = py::none();
+  bool keeps_hidden = false;
+  py::object hidden = py::none();  // [n][model_dim] of the latest call, if they are kept
   uint64_t last_call_allocations = 0;
 };
 
@@ -108,8 +113,27 @@ void run_steps(DecoderWorkspace& shared, Span<const Step> steps, const Observer&
   *n_allocations = allocation_count() - before;
 }
 
+// Hidden rows that stand beside a call's tokens.
+using HiddenArray = std::optional<py::array_t<float, py::array::c_style>>;
+
+// The step with its hidden rows, and with memory for those that come out, if they are kept.
+void add_hidden(DecoderSequence& self, const HiddenArray& hidden, Step* step) {
+  const size_t dim = self.decoder().config().model_dim, n = step->tokens.size;
+  if (hidden) {
+    EH2O_CHECK(hidden->ndim() == 2 && static_cast<size_t>(hidden->shape(0)) == n &&
+                   static_cast<size_t>(hidden->shape(1)) == dim,
+               "hidden rows must be [", n, "][", dim, "], one for every token");
+    step->hidden = hidden->data();
+  }
+  self.hidden = py::none();
+  if (!self.keeps_hidden) return;
+  py::array_t<float> rows({n, dim});
+  step->hidden_out = rows.mutable_data();
+  self.hidden = rows;
+}
+
 py::object prefill(DecoderSequence& self, const TokenArray& tokens, bool is_last, bool stays_open,
-                   const py::object& on_layer, const py::object& on_attention) {
+                   const py::object& on_layer, const py::object& on_attention, const HiddenArray& hidden) {
   const Observer observer = make_observer(on_layer, on_attention);
   self.forget_prompt();
   py::object result = py::none();
@@ -119,26 +143,29 @@ py::object prefill(DecoderSequence& self, const TokenArray& tokens, bool is_last
     logits = row.mutable_data();
     result = row;
   }
-  const Step step{&self.sequence, view_tokens(tokens), prompt_end(is_last, stays_open), false, logits};
+  Step step{&self.sequence, view_tokens(tokens), prompt_end(is_last, stays_open), false, logits};
+  add_hidden(self, hidden, &step);
   run_steps(*self.owner, {&step, 1}, observer, &self.last_call_allocations);
   if (is_last && stays_open) self.prompt_logits = result;
   return result;
 }
 
-py::array_t<float> decode(DecoderSequence& self, int32_t token) {
+py::array_t<float> decode(DecoderSequence& self, int32_t token, const HiddenArray& hidden) {
   py::array_t<float> logits(static_cast<py::ssize_t>(self.vocab_size()));
-  const Step step{&self.sequence, {&token, 1}, PromptEnd::kFinal, true, logits.mutable_data()};
+  Step step{&self.sequence, {&token, 1}, PromptEnd::kFinal, true, logits.mutable_data()};
+  add_hidden(self, hidden, &step);
   run_steps(*self.owner, {&step, 1}, {}, &self.last_call_allocations);
   return logits;
 }
 
 // Logits [n][vocab_size] after every token; all but the first token are left ahead of the sequence.
-py::array_t<float> decode_batch(DecoderSequence& self, const TokenArray& tokens) {
+py::array_t<float> decode_batch(DecoderSequence& self, const TokenArray& tokens, const HiddenArray& hidden) {
   const Span<const int32_t> view = view_tokens(tokens);
   EH2O_CHECK(view.size <= self.max_decode_tokens(), "a decode call takes 1 to ", self.max_decode_tokens(),
              " tokens, got ", view.size);
   py::array_t<float> logits({view.size, self.vocab_size()});
-  const Step step{&self.sequence, view, PromptEnd::kFinal, true, logits.mutable_data()};
+  Step step{&self.sequence, view, PromptEnd::kFinal, true, logits.mutable_data()};
+  add_hidden(self, hidden, &step);
   run_steps(*self.owner, {&step, 1}, {}, &self.last_call_allocations);
   return logits;
 }
@@ -252,10 +279,12 @@ void bind_sequence(py::module_& module) {
         py::keep_alive<1, 13>())  // the object of `workspace`, by which others find it
       .def("prefill", &prefill, py::arg("tokens"), py::kw_only(), py::arg("is_last"),
            py::arg("stays_open") = false, py::arg("on_layer") = py::none(),
-           py::arg("on_attention") = py::none())
+           py::arg("on_attention") = py::none(), py::arg("hidden") = py::none())
+      .def_readwrite("keeps_hidden", &DecoderSequence::keeps_hidden)
+      .def_readonly("hidden", &DecoderSequence::hidden)
       .def("row_logits", &row_logits, py::arg("first"), py::arg("n_rows"))
-      .def("decode", &decode, py::arg("token"))
-      .def("decode_batch", &decode_batch, py::arg("tokens"))
+      .def("decode", &decode, py::arg("token"), py::arg("hidden") = py::none())
+      .def("decode_batch", &decode_batch, py::arg("tokens"), py::arg("hidden") = py::none())
       .def(
           "accept", [](DecoderSequence& self, size_t n) { self.sequence.accept(n); }, py::arg("n"))
       .def_property_readonly("max_decode_tokens", &DecoderSequence::max_decode_tokens)

@@ -7,6 +7,7 @@
 #include "model/branch.h"
 #include "model/ffn/experts.h"
 #include "model/ffn/gated.h"
+#include "model/hidden_input.h"
 #include "model/mixers/attention.h"
 #include "model/mixers/delta_net.h"
 #include "model/mixers/mamba2.h"
@@ -41,6 +42,11 @@ void Decoder::forward(Span<const Step> steps, Workspace& workspace, const Observ
       }
     }
     if (observer.on_layer) observer.on_layer(layer + 1, config_.n_layers());
+  }
+  size_t begin_row = 0;
+  for (const Step& step : steps) {
+    if (step.hidden_out) write_hidden(workspace, begin_row, step.tokens.size, step.hidden_out);
+    begin_row += step.tokens.size;
   }
   if (is_joint) compute_logits(workspace, 0, n_rows, steps[0].logits);
   size_t end_row = 0;
@@ -153,7 +159,7 @@ bool Decoder::goes_together(Span<const Step> steps, size_t n_rows, Workspace& wo
   const float* logits = steps[0].logits;
   for (const Step& step : steps) {
     if (!step.is_decode || step.logits != logits) return false;  // the logits of all are one matrix
-    logits += step.tokens.size * config_.vocab_size;
+    logits += step.tokens.size * config_.n_outputs();
   }
   return true;
 }
@@ -171,6 +177,10 @@ void Decoder::check_steps(Span<const Step> steps, const Workspace& workspace) co
                sequence.max_decode_tokens(), " tokens, got ", n_tokens);
     EH2O_CHECK(n_tokens <= shape.max_context - sequence.position(), "position ", sequence.position(),
                " plus ", n_tokens, " tokens exceeds the context of ", shape.max_context);
+    EH2O_CHECK((step.hidden != nullptr) == config_.reads_hidden,
+               config_.reads_hidden
+                   ? "a layer that guesses tokens ahead reads a hidden row beside every token"
+                   : "this model reads tokens alone, no hidden rows");
     for (const int32_t token : step.tokens) {
       EH2O_CHECK(token >= 0 && static_cast<size_t>(token) < config_.vocab_size, "token ", token,
                  " is outside the vocabulary of ", config_.vocab_size);
@@ -201,6 +211,7 @@ void Decoder::begin_step(const Step& step, size_t first_row, Workspace& workspac
   embed_rows(weights_.table(), weights_.token_embd(), step.tokens, config_.embedding_scale,
              {a.x + first_row * dim, n, dim, dim});
   if (config_.has_streams) spread_streams(weights_, a, first_row, n);
+  if (config_.reads_hidden) join_hidden(config_, weights_, a, first_row, {step.hidden, n, dim, dim});
   for (size_t i = 0; i < config_.ropes.size(); ++i) {
     const RopeConfig& rope = config_.ropes[i];
     const std::vector<float>& inv_freq = rope.of_context(sequence.shape().max_context);
@@ -223,7 +234,7 @@ void Decoder::row_logits(const Sequence& sequence, Workspace& workspace, size_t 
   const size_t rows_at_once = workspace.activations().rows_at_once;
   for (size_t begin = 0; begin < n_rows; begin += rows_at_once) {
     compute_logits(workspace, first + begin, std::min(rows_at_once, n_rows - begin),
-                   out + begin * config_.vocab_size);
+                   out + begin * config_.n_outputs());
   }
 }
 
@@ -231,15 +242,23 @@ void Decoder::compute_logits(Workspace& workspace, size_t first, size_t n_rows, 
   const KernelTable& table = weights_.table();
   const PackedMatrix& head = weights_.output();
   Activations& a = workspace.activations();
-  const size_t dim = config_.model_dim, vocab_size = config_.vocab_size;
+  const size_t dim = config_.model_dim, n_outputs = config_.n_outputs();
   if (config_.has_streams) merge_streams(weights_, a, first, n_rows);
   const MatView<float> norm{a.norm, n_rows, dim, dim};
   const MatmulInput normed = norm_rows(table, {a.x + first * dim, n_rows, dim, dim},
                                        row_norm(config_, weights_.output_norm(), weights_.output_norm_bias()),
                                        {norm, packed_for(table, a.packed, {&head})}, a.scratch);
-  const MatmulOutput logits{&head, weights_.output_bias(), out, vocab_size, false};
+  const MatmulOutput logits{&head, weights_.output_bias(), out, n_outputs, false};
   matmul(table, normed, {&logits, 1}, a.scratch);
-  scale_logits(table, {out, n_rows, vocab_size, vocab_size}, config_.logit_scale, config_.logit_soft_cap);
+  scale_logits(table, {out, n_rows, n_outputs, n_outputs}, config_.logit_scale, config_.logit_soft_cap);
+}
+
+void Decoder::write_hidden(Workspace& workspace, size_t first, size_t n_rows, float* out) const {
+  Activations& a = workspace.activations();
+  const size_t dim = config_.model_dim;
+  norm_rows(weights_.table(), {a.x + first * dim, n_rows, dim, dim},
+            row_norm(config_, weights_.output_norm(), weights_.output_norm_bias()),
+            {{out, n_rows, dim, dim}, {}}, a.scratch);
 }
 
 }  // namespace edgeh2o

@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <utility>
 
 #include "model/decoder_config.h"
 #include "model/layer_call.h"
@@ -14,7 +16,13 @@ namespace edgeh2o {
 
 class Decoder {
  public:
-  Decoder(const DecoderConfig& config, const KernelTable& table) : config_(config), weights_(config, table) {}
+  // With `main` a layer that guesses tokens ahead, whose embedding and output matrix are those of main unless
+  // it has its own. Throws std::invalid_argument where their widths or vocabularies differ.
+  Decoder(const DecoderConfig& config, const KernelTable& table,
+          std::shared_ptr<const Decoder> main = nullptr)
+      : config_(config),
+        main_(std::move(main)),
+        weights_(config, table, main_ ? &main_->weights_ : nullptr) {}
 
   const DecoderConfig& config() const { return config_; }
   Weights& weights() { return weights_; }
@@ -46,7 +54,11 @@ class Decoder {
   // Logits of rows [first, first + n_rows) of the residual stream.
   void compute_logits(Workspace& workspace, size_t first, size_t n_rows, float* out) const;
 
+  // The rows that logits are made of: [n_rows][model_dim].
+  void write_hidden(Workspace& workspace, size_t first, size_t n_rows, float* out) const;
+
   DecoderConfig config_;
+  std::shared_ptr<const Decoder> main_;
   Weights weights_;
 };
 

@@ -127,6 +127,11 @@ void DecoderConfig::check() const {
              ", vocab_size=", vocab_size);
   EH2O_CHECK((token_input_rows > 0) == (token_input_dim() > 0), "token_input_rows = ", token_input_rows,
              " with token_input_dim = ", token_input_dim());
+  EH2O_CHECK(n_guessed <= vocab_size && (n_guessed == 0 || reads_hidden), "logits of ", n_guessed, " of ",
+             vocab_size, " tokens");
+  EH2O_CHECK(!reads_hidden || (!has_streams && !has_output_bias),
+             "a layer that guesses tokens ahead has one "
+             "residual stream, and no biases of logits");
   for (const RopeConfig& rope : ropes) {
     EH2O_CHECK(rope.long_inv_freq.empty() || rope.long_inv_freq.size() == rope.n_pairs(),
                "a table of RoPE frequencies has ", rope.long_inv_freq.size(), " entries, another ",

@@ -39,8 +39,13 @@ struct DecoderConfig {
   bool has_output_bias = false;  // a number per token is added to its logit
   bool has_streams = false;      // tokens have kStreams residual streams, of which layers compute one (AltUp)
   size_t token_input_rows = 0;   // tokens of each part that the table of inputs per token is loaded in
+  // A layer that guesses tokens ahead (MTP): beside a token it reads what logits are made of at the token
+  // before, and it has logits of the first n_guessed tokens only.
+  bool reads_hidden = false;
+  size_t n_guessed = 0;  // 0: of all
 
   size_t n_layers() const { return layers.size(); }
+  size_t n_outputs() const { return n_guessed > 0 ? n_guessed : vocab_size; }  // logits of a token
   const RopeConfig& rope(size_t layer) const { return ropes[layers[layer].rope]; }
   std::vector<LayerKeeps> keeps() const;  // of every layer
   // Layers up to the last that keeps tokens: what a prompt needs of the others is its last token.

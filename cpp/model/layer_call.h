@@ -18,7 +18,12 @@ struct Step {
   PromptEnd end;  // of a prefill
   // A generated token, which reads what the policy says; those after it stay ahead of the sequence.
   bool is_decode;
-  float* logits;  // [vocab_size] after the last token, unless end is kLater; in decode [n][vocab_size] of all
+  float* logits;  // [n_outputs] after the last token, unless end is kLater; in decode [n][n_outputs] of all
+  const float* hidden = nullptr;  // [n][model_dim] beside the tokens, of a decoder that reads_hidden
+  float* hidden_out = nullptr;    // [n][model_dim] what logits are made of, of all tokens; null: not wanted
+
+  // A prefill call whose rows are wanted beside its answer, which stays what it is without.
+  bool wants_rows() const { return hidden_out != nullptr && !is_decode; }
 };
 
 // One layer's attention of a prefill call: what it read and what came out, before the output projection.
@@ -73,9 +78,10 @@ struct LayerCall {
   }
 
   // The outputs of a layer that none after it makes keys and values of are read by no one but for the
-  // prompt's last token, unless the sequence wants all rows: rows before first_output_row are left as they
-  // are.
-  size_t first_output_row() const {
+  // prompt's last token, unless the sequence or the step wants all rows: rows before first_output_row are
+  // left as they are. The answer is made of those from first_answer_row on.
+  size_t first_output_row() const { return step.wants_rows() ? 0 : first_answer_row(); }
+  size_t first_answer_row() const {
     const size_t n = step.tokens.size;
     if (step.is_decode || !skips_rows(config, *step.sequence, layer)) return 0;
     return step.end == PromptEnd::kLater ? n : n - 1;

@@ -10,9 +10,14 @@
 
 namespace edgeh2o {
 
-Weights::Weights(const DecoderConfig& config, const KernelTable& table)
-    : config_(config), table_(&table), layers_(config.n_layers()) {
+Weights::Weights(const DecoderConfig& config, const KernelTable& table, const Weights* main)
+    : config_(config), table_(&table), main_(main), layers_(config.n_layers()) {
   config_.check();
+  EH2O_CHECK((main != nullptr) == config.reads_hidden,
+             "a layer that guesses tokens ahead, and no other, has a model that it belongs to");
+  EH2O_CHECK(!main || (main->table_ == table_ && main->config_.model_dim == config.model_dim &&
+                       main->config_.vocab_size == config.vocab_size),
+             "a layer that guesses tokens ahead has the width, the vocabulary and the kernels of its model");
   for_each_tensor([this](const std::string& name, const Slot& slot) { slots_.emplace(name, slot); });
 }
 
@@ -30,8 +35,8 @@ void Weights::for_each_tensor(const F& f) {
     matrix(name + ".weight", slot.weight, rows, cols, true);
     vector(name + ".bias", slot.bias, rows, false);
   };
-  matrix("token_embd.weight", token_embd_.weight, config_.vocab_size, model_dim, true);
-  matrix("output.weight", output_.weight, config_.vocab_size, model_dim, !config_.tied_embeddings);
+  matrix("token_embd.weight", token_embd_.weight, config_.vocab_size, model_dim, !main_);
+  matrix("output.weight", output_.weight, config_.n_outputs(), model_dim, !main_ && !config_.tied_embeddings);
   const auto norm = [&](const std::string& name, std::vector<float>& slot) {
     if (config_.has_norm_weights) {
       vector(name, slot, model_dim, true);
@@ -40,6 +45,11 @@ void Weights::for_each_tensor(const F& f) {
     }
   };
   norm("output_norm.weight", output_norm_);
+  if (config_.reads_hidden) {
+    linear("hidden_proj", hidden_proj_, model_dim, 2 * model_dim);
+    vector("embedding_norm.weight", embedding_norm_, model_dim, true);
+    vector("hidden_norm.weight", hidden_norm_, model_dim, true);
+  }
   if (config_.has_output_bias) vector("output.bias", output_.bias, config_.vocab_size, true);
   const bool must_have_biases = config_.has_norm_biases;
   const bool may_have_biases = config_.centres_norms || must_have_biases;
@@ -326,6 +336,10 @@ std::vector<float> Weights::dequantize(const std::string& name, size_t* rows, si
 
 void Weights::finish() {
   check_complete();
+  if (main_ && !output_.weight) {
+    EH2O_CHECK(main_->output(), "the model of a layer that guesses tokens ahead has no weights yet");
+    head_ = main_->output().first_rows(config_.n_outputs());
+  }
   parallel_for(layers_.size(), [&](size_t i, size_t) { balance_keys(config_, i, layers_[i]); });
 }
 

@@ -89,7 +89,8 @@ class Weights {
     bool is_transposed = false;  // the matrix is kept as [cols][rows], in floats
   };
 
-  Weights(const DecoderConfig& config, const KernelTable& table);
+  // main: whose embedding and output matrix serve where these have none, or null; it outlives this.
+  Weights(const DecoderConfig& config, const KernelTable& table, const Weights* main = nullptr);
 
   // Packs or converts one tensor of a GGUF file; `name` is the file's. Vectors have rows = 1. row_order: see
   // PackedMatrix (for a vector: the source element of every element), or null.
@@ -141,8 +142,17 @@ class Weights {
   const Slot& find_slot(const std::string& name, size_t rows, size_t cols) const;
   const std::unordered_map<std::string, Slot>& slots() const { return slots_; }
 
-  const PackedMatrix& output() const { return output_.weight ? output_.weight : token_embd_.weight; }
-  const PackedMatrix& token_embd() const { return token_embd_.weight; }
+  const PackedMatrix& output() const {
+    if (head_) return head_;
+    return output_.weight ? output_.weight : token_embd_.weight;
+  }
+  const PackedMatrix& token_embd() const {
+    return token_embd_.weight || !main_ ? token_embd_.weight : main_->token_embd_.weight;
+  }
+  // Of a layer that guesses tokens ahead: what makes its input of both normed parts, and their norms.
+  const Linear& hidden_proj() const { return hidden_proj_; }
+  const std::vector<float>& embedding_norm() const { return embedding_norm_; }
+  const std::vector<float>& hidden_norm() const { return hidden_norm_; }
   // [vocab], or null.
   const float* output_bias() const { return output_.bias.empty() ? nullptr : output_.bias.data(); }
   const PackedMatrix& own_output() const { return output_.weight; }  // not set where it is the embedding
@@ -166,9 +176,12 @@ class Weights {
 
   DecoderConfig config_;
   const KernelTable* table_;
+  const Weights* main_;
   MappedFile mapped_;
   BlockPool pool_;  // of all matrices; a tensor that is set again leaves its old place unused
-  Linear token_embd_, output_;
+  Linear token_embd_, output_, hidden_proj_;
+  PackedMatrix head_;  // the first rows of main's output matrix
+  std::vector<float> embedding_norm_, hidden_norm_;
   std::vector<PackedMatrix> token_inputs_, streams_in_, streams_out_;
   std::vector<float> output_norm_, output_norm_bias_, token_input_norm_;
   std::vector<LayerWeights> layers_;

@@ -57,7 +57,8 @@ Activations::Activations(const DecoderConfig& config, const KernelTable& table, 
       config.widest([&](const LayerSpec& layer) { return layer.mixer_out_dim(config.model_dim); });
   const size_t mixed_dim =
       config.widest([&](const LayerSpec& layer) { return layer.mixed_dim(config.model_dim); });
-  const size_t inner_dim = config.widest([](const LayerSpec& layer) { return layer.inner_dim(); });
+  const size_t inner_dim = std::max(config.reads_hidden ? 2 * config.model_dim : 0,
+                                    config.widest([](const LayerSpec& layer) { return layer.inner_dim(); }));
   const size_t widest = std::max({config.model_dim, out_dim, ffn_dim, inner_dim});
   x = arena.take<float>(n_rows * config.model_dim);
   streams = arena.take<float>(config.has_streams ? n_rows * kStreams * config.model_dim : 0);

@@ -33,7 +33,7 @@ struct Activations {
   float* qkv;       // [n][qkv_dim] of one sequence in one layer with attention
   float* mixer_in;  // [rows_at_once][mixed_dim] of a recurrent one; the same place, if no layer is both
   float* attended;  // [n][mixer_out_dim] likewise
-  float* inner;     // [rows_at_once][inner_dim] of latent attention
+  float* inner;     // [rows_at_once][inner_dim] of latent attention, or what a hidden row is joined in
   float* gate;      // [rows_at_once][ffn_dim]
   float* up;        // [rows_at_once][ffn_dim]
   uint8_t* packed;  // rows_at_once 8-bit rows of the widest matmul input

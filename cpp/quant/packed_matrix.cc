@@ -290,6 +290,12 @@ PackedMatrix::PackedMatrix(const FormatInfo& info, size_t panel_cols, bool is_si
   pack_rows(info, data, 0, rows, row_order);
 }
 
+PackedMatrix PackedMatrix::first_rows(size_t n) const {
+  EH2O_CHECK(n > 0 && (n == rows_ || (n < rows_ && n % panel_cols_ == 0)), n, " of ", rows_,
+             " rows are no whole panels of ", panel_cols_);
+  return {format_info(format_), panel_cols_, is_signed_, n, cols_, panels_};
+}
+
 void PackedMatrix::pack_rows(const FormatInfo& info, const uint8_t* data, size_t first, size_t n_rows,
                              const int32_t* row_order) {
   const size_t row_bytes = cols_ / info.block_values * info.block_bytes, n_records = cols_ / kBlock;

@@ -54,6 +54,9 @@ class PackedMatrix {
   void pack_rows(const FormatInfo& info, const uint8_t* data, size_t first, size_t n_rows,
                  const int32_t* row_order = nullptr);
 
+  // The first n rows, whole panels or all of them, in the memory of this, which must outlive them.
+  PackedMatrix first_rows(size_t n) const;
+
   PackedFormat format() const { return format_; }
   bool is_quantised() const { return is_quantised_; }
   size_t rows() const { return rows_; }

@@ -311,6 +311,13 @@ void Sequence::attend(size_t layer, MatView<const float> q, size_t window, Promp
   count_pairs(n_pairs, causal_pairs(first, q.rows, window));
 }
 
+void Sequence::attend_aside(size_t layer, MatView<const float> q, size_t window, PromptEnd end,
+                            uint8_t* scratch, size_t n_threads, MatView<float> out) {
+  const size_t first = this->layer(layer).n_tokens() - q.rows;
+  const size_t seen = window == 0 ? first + q.rows : window;
+  attention(layer, scratch, n_threads, true).run(q, this->layer(layer).rows(), first, seen, end, out);
+}
+
 void Sequence::sample(size_t layer, MatView<const float> q, size_t window, PromptEnd end, uint8_t* scratch,
                       size_t n_threads) {
   if (window > 0 || plan(layer).needs.n_sampled_queries == 0) return;

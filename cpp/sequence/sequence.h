@@ -143,6 +143,11 @@ class Sequence {
   void attend(size_t layer, MatView<const float> q, size_t window, PromptEnd end, uint8_t* scratch,
               size_t n_threads, MatView<float> out);
 
+  // The same rows once more, densely, for those who look at them beside the answer: the policy is neither
+  // asked nor told, and no pairs are counted.
+  void attend_aside(size_t layer, MatView<const float> q, size_t window, PromptEnd end, uint8_t* scratch,
+                    size_t n_threads, MatView<float> out);
+
   // What the policy samples of a prefill call's rows q, whose keys are in the cache, if it does so; attend
   // sees to it too.
   void sample(size_t layer, MatView<const float> q, size_t window, PromptEnd end, uint8_t* scratch,

@@ -108,7 +108,8 @@ def _report_gguf(
         sizes = [binding.held_bytes for binding in bindings]
         estimate = partial(estimate_session_bytes, config)
         plan = _make_plan(config, options)
-        return _describe_memory(plan, sum(sizes), mapped_bytes(sizes), estimate)
+        needs = _describe_memory(plan, sum(sizes), mapped_bytes(sizes), estimate)
+        return {**needs, **_describe_own_draft(gguf, config, plan, needs["context"])}
 
     def describe_attention() -> dict[str, Any]:
         config, bindings = read_shape()
@@ -176,6 +177,25 @@ def _report_onnx(path: Path, options: ModelOptions) -> dict[str, Any]:
             ),
             "memory_bytes": _try(estimate_memory),
         }
+
+
+def _describe_own_draft(
+    gguf: GgufFile, config: DecoderConfig, plan: RunPlan, context: int
+) -> dict[str, Any]:
+    """What a layer of the file takes besides, if one can draft."""
+    from ..models.drafting import why_no_drafting_layer
+
+    if why_no_drafting_layer(gguf):
+        return {}
+    from ..engine.own_draft import OwnDraftFile
+    from ..runners.drafting_layer import DraftingLayerFile
+
+    own = OwnDraftFile(DraftingLayerFile(gguf, config), plan)
+    sizes = {
+        "draft_weights": own.n_weight_bytes,
+        "draft_session": own.estimate_session_bytes(context),
+    }
+    return {"with --draft mtp": sizes}
 
 
 def _describe_device_memory(

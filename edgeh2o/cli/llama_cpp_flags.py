@@ -69,6 +69,15 @@ _FLAGS = {
         ("--draft-max --draft-n", _Flag(_NO_DRAFT, "value", "--draft-tokens")),
         ("--draft-tokens", _Flag(_NO_DRAFT, "value")),
         (
+            "--spec-type",
+            _Flag(
+                "write --draft mtp for draft-mtp, --draft FILE for draft-simple, and --lookup for "
+                "the ngram kinds",
+                "value",
+                idle=("none",),
+            ),
+        ),
+        (
             "--draft-min --draft-n-min --draft-p-min",
             _Flag("how far a draft goes is learnt from what was right", "value", idle=None),
         ),

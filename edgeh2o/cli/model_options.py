@@ -99,14 +99,15 @@ def add_model_options(
 
 
 def add_draft_option(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--draft FILE``."""
+    """Adds ``--draft MODEL|mtp``."""
     parser.add_argument(
         "--draft",
         "-md",
         "--model-draft",
-        metavar="MODEL",
+        metavar="MODEL|mtp",
         help="a smaller model of the same vocabulary, which guesses tokens that MODEL then checks "
-        "several at a time; the text stays the same",
+        "several at a time; the text stays the same. mtp: the layer of MODEL's own file that "
+        "guesses tokens ahead, which files of Qwen3.5 may have (run and chat)",
     )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from ..config import DRAFT_OFF, SamplingParams
 from ..errors import UsageError
@@ -15,8 +15,13 @@ from .drafting import why_no_drafts, why_single_tokens
 from .memory_fit import start_runner
 
 if TYPE_CHECKING:
-    from ..runners.base import BatchRunner
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ..runners.base import BatchRunner, Runner
     from ..tokenizer import Tokenizer
+    from .draft_sources import ModelSource
+    from .drafting import CallCosts, Drafter
     from .models import LoadedModel
     from .plan import RunPlan
 
@@ -24,44 +29,11 @@ if TYPE_CHECKING:
 MOST_PADDING = 128
 
 
-class DraftSource(Protocol):
-    """A draft model as one answer has it."""
-
-    @property
-    def path(self) -> Path:
-        """Of its file."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Tokens that it can read and write."""
-
-    @property
-    def max_context(self) -> int:
-        """Most tokens of a text that it drafts for."""
-
-    @property
-    def memory_bytes(self) -> Mapping[str, int]:
-        """What it has allocated, by purpose."""
-
-    def lend(self) -> AbstractContextManager[BatchRunner | None]:
-        """Its sequence, for as long as the block lasts; None where others are at work.
-
-        Another object than the last time if somebody else has written to it since.
-        """
-
-
-class DraftProvider(Protocol):
-    """What a session takes its drafts from."""
-
-    def prepared(self, sampling: SamplingParams, context: int) -> DraftSource | None:
-        """A draft model with room for texts of ``context`` tokens; None where it is not to draft.
-
-        Raises ResourceError if that does not fit in memory.
-        """
-
-
 class DraftModel:
     """A loaded model that drafts for another one, and its sequence."""
+
+    reads_hidden = False
+    n_weight_bytes = n_mapped_bytes = 0  # yet to be loaded
 
     def __init__(self, model: LoadedModel, plan: RunPlan, path: Path) -> None:
         self._model = model
@@ -121,8 +93,23 @@ class DraftModel:
 
     @contextmanager
     def lend(self) -> Iterator[BatchRunner | None]:
-        """Its sequence; see ``DraftSource``."""
+        """Its sequence; see ``ModelSource``."""
         yield self.runner
+
+    def make_drafter(
+        self, runner: Runner, prompt: NDArray[np.int32], costs: CallCosts, length: int | None
+    ) -> Drafter:
+        """A ``ModelDrafter``; see ``DraftSource``."""
+        return make_model_drafter(self, prompt, costs, length)
+
+
+def make_model_drafter(
+    source: ModelSource, prompt: NDArray[np.int32], costs: CallCosts, length: int | None
+) -> Drafter:
+    """What drafts by a model; see ``DraftSource``."""
+    from .model_drafter import ModelDrafter
+
+    return ModelDrafter(source, prompt, costs, length)
 
 
 def check_kind(config: ModelConfig, device: str, what: str, *, is_draft: bool) -> None:

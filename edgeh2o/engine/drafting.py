@@ -40,6 +40,12 @@ class Drafter(Protocol):
     def draft(self, most: int) -> list[int]:
         """The next tokens, as many as pay, none to ``most``."""
 
+    def note_rows(self, first: int) -> None:
+        """The model has read tokens from position ``first`` on in a call that is over.
+
+        Of a prompt, or the latest and drafted ones.
+        """
+
     def note_checked(self, n_drafted: int, n_checked: int) -> None:
         """So many tokens of the latest draft were looked at by the model."""
 

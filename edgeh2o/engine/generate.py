@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ..runners.base import Runner
     from ..tokenizer import Tokenizer
-    from .draft_model import DraftSource
+    from .draft_sources import DraftSource
     from .grammar import GrammarState
     from .learning import Learner
     from .logits import LogitsProcessor
@@ -205,6 +205,8 @@ class Generation:
                 stays_open=self._stays_open,
                 on_layer=report and partial(self._report_layer, report, call),
             )
+            if self.speculation is not None:
+                self.speculation.note_rows(runner.position - (call.stop - call.start))
             self.n_prefilled_tokens = call.stop - n_cached
             self.prefill_s = time.perf_counter() - begun_at
             self.pairs_computed = runner.pairs_computed - pairs_before[0]

@@ -109,6 +109,9 @@ class PromptLookup:
             length = min(most, self._always)
         return self._index.predict(self._start, length) if length else []
 
+    def note_rows(self, first: int) -> None:
+        """It looks at the text alone."""
+
     def note_checked(self, n_drafted: int, n_checked: int) -> None:
         self._lengths.credit.pay(n_checked * self._costs.row_cost)
 

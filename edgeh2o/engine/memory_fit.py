@@ -6,7 +6,7 @@ import warnings
 from bisect import bisect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ..attention.base import SparseAttentionConfig
 from ..errors import ResourceError
@@ -32,20 +32,21 @@ SessionEstimate = Callable[[SparseAttentionConfig, SessionShape], Mapping[str, i
 SessionSizes = Callable[[int], Mapping[str, int]]
 
 
-def check_load(
-    plan: RunPlan, file: ModelFile, draft_session: Callable[[int], int] | None = None
-) -> RunPlan:
+def check_load(plan: RunPlan, file: ModelFile, draft: DescribedDraft | None = None) -> RunPlan:
     """The plan, with ``most_context`` where memory does not hold a short context that nobody named.
 
     Raises ResourceError if weights and the context asked for, or any other, do not fit in memory.
-    ``draft_session`` says what that of a draft model takes besides, by its context. Warns when the
-    context asked for is longer than what the model was trained on.
+    ``draft`` takes memory besides. Warns when the context asked for is longer than what the model
+    was trained on.
     """
     weight_bytes = 0 if plan.has_device_memory else file.n_weight_bytes
-    room = find_room(plan.threads, weight_bytes, file.n_mapped_bytes)
+    mapped_bytes = file.n_mapped_bytes
     estimate: SessionEstimate = file.estimate_session_bytes
-    if draft_session is not None:
-        estimate = _with_draft(estimate, draft_session)
+    if draft is not None:
+        estimate = _with_draft(estimate, draft)
+        weight_bytes += draft.n_weight_bytes
+        mapped_bytes += draft.n_mapped_bytes
+    room = find_room(plan.threads, weight_bytes, mapped_bytes)
     context = least_context(plan)
     sizes = host_sizes(plan.for_length(context), plan.shape(context), estimate)
     if plan.context_size is None:
@@ -157,11 +158,26 @@ def session_sizes(plan: RunPlan, shape: SessionShape, estimate: SessionEstimate)
     return sizes
 
 
-def _with_draft(estimate: SessionEstimate, draft_session: Callable[[int], int]) -> SessionEstimate:
-    """What a session and that of its draft model take."""
+class DescribedDraft(Protocol):
+    """What drafts take of memory."""
+
+    @property
+    def n_weight_bytes(self) -> int:
+        """Bytes of weights yet to be loaded."""
+
+    @property
+    def n_mapped_bytes(self) -> int:
+        """Addresses that those will take."""
+
+    def estimate_session_bytes(self, context: int) -> int:
+        """What is allocated for texts of ``context`` tokens."""
+
+
+def _with_draft(estimate: SessionEstimate, draft: DescribedDraft) -> SessionEstimate:
+    """What a session and that of its drafts take."""
     return lambda attention, shape: {
         **estimate(attention, shape),
-        "draft_session": draft_session(shape.max_context),
+        "draft_session": draft.estimate_session_bytes(shape.max_context),
     }
 
 

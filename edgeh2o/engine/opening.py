@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from .. import isa as instruction_sets
-from ..config import PACKED_OFF, PrefillConfig, RuntimeConfig
+from ..config import MTP_DRAFT, PACKED_OFF, PrefillConfig, RuntimeConfig
 from ..errors import ResourceError, UsageError
 from ..formats.gguf_folder import refuse_several
 from ..formats.model_cache import resolve_model
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ..onnx.model import OnnxModelFile
     from .draft_model import DraftModel
     from .models import ModelFile
+    from .own_draft import OwnDraftFile
     from .session import OnProgress, Session
 
 
@@ -176,9 +177,13 @@ def load_session(
     ) as file:
         plan = RunPlan.of(file.config, attention, prefill, runtime, **place)
         import_answering()
-        draft = None if runtime.draft is None else _load_draft(runtime.draft, runtime, file, plan)
-        estimate = None if draft is None else draft.estimate_session_bytes
-        plan = check_load(plan, file, estimate)
+        draft: DraftModel | None = None
+        own: OwnDraftFile | None = None
+        if runtime.draft == MTP_DRAFT:
+            own = _open_own_draft(file, plan)
+        elif runtime.draft is not None:
+            draft = _load_draft(runtime.draft, runtime, file, plan)
+        plan = check_load(plan, file, draft or own)
         if plan.most_context is not None:
             warnings.warn(
                 f"memory has room for a context of {plan.most_context:,} positions, which prompt "
@@ -202,9 +207,21 @@ def load_session(
             on_bytes=None if on_progress is None else partial(on_progress, "load"),
             meanwhile=prepare,
         )
+        own_draft = None if own is None else own.load(weights)
     session = opened[0]
-    session.take_weights(weights, time.perf_counter() - started_at, draft)
+    session.take_weights(weights, time.perf_counter() - started_at, own_draft or draft)
     return session
+
+
+def _open_own_draft(file: ModelFile, plan: RunPlan) -> OwnDraftFile:
+    """The layer of the model's own file that drafts. Raises UsageError where that cannot be."""
+    from ..runners.native import NativeModelFile
+    from .draft_model import check_kind
+    from .own_draft import OwnDraftFile
+
+    check_kind(file.config, plan.device, "the model", is_draft=False)
+    assert isinstance(file, NativeModelFile)
+    return OwnDraftFile(file.open_drafting_layer(), plan)
 
 
 def _load_draft(model: str, runtime: RuntimeConfig, target: ModelFile, plan: RunPlan) -> DraftModel:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..attention.budget_table import BudgetTable
-    from .draft_model import DraftProvider
+    from .draft_sources import DraftProvider
     from .grammar import GrammarState
     from .logits import LogitsProcessor
     from .models import LoadedModel

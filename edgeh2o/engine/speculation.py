@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..runners.base import BatchRunner, Runner
-    from .draft_model import DraftSource
+    from .draft_sources import DraftSource
     from .drawing import TokenDrawer
 
 
@@ -78,6 +78,11 @@ class SpeculativeDecoder:
         """The runner holds no drafted tokens any more: it went back to its position."""
         self._ahead = []
 
+    def note_rows(self, first: int) -> None:
+        """The runner has read tokens of the prompt from ``first`` on."""
+        for drafter in self._drafters:
+            drafter.note_rows(first)
+
     def advance(self, token: int) -> NDArray[np.float32]:
         """Appends ``token``, the latest drawn; returns the logits [vocab_size] after it."""
         for drafter in self._drafters:
@@ -106,7 +111,7 @@ class SpeculativeDecoder:
 
     def _call(self, token: int) -> NDArray[np.float32]:
         self._ahead = []
-        draft = self._draft()
+        draft, first = self._draft(), self._runner.position
         begun_at = time.perf_counter()
         if draft:
             rows = self._runner.decode_batch(np.array([token, *draft], np.int32))
@@ -117,6 +122,7 @@ class SpeculativeDecoder:
             n_checked = 0
             logits = self._runner.decode(token)
         self._costs.measure(n_checked, time.perf_counter() - begun_at)
+        self.note_rows(first)
         self._n_calls += 1
         self._n_drafted += n_checked
         if draft and self._source is not None:
@@ -134,6 +140,8 @@ def start_speculation(
 
     Raises UsageError where they are asked for and the runner takes one token at a time.
     """
+    if hasattr(runner, "keeps_hidden"):
+        runner.keeps_hidden = model is not None and model.reads_hidden
     if runner.max_decode_tokens == 1:
         refuse_drafts(sampling, has_draft=model is not None)
         return None
@@ -145,11 +153,9 @@ def start_speculation(
         length = None if is_auto else int(sampling.lookup)
         drafters.append(PromptLookup(tokens, runner.max_context, costs, length))
     if model is not None:
-        from .model_drafter import ModelDrafter
-
         is_auto = sampling.draft_tokens == AUTO_DRAFT
         length = None if is_auto else int(sampling.draft_tokens)
-        drafters.append(ModelDrafter(model, tokens, costs, length))
+        drafters.append(model.make_drafter(runner, tokens, costs, length))
     if not drafters:
         return None
     return SpeculativeDecoder(cast("BatchRunner", runner), sampling.max_tokens, drafters, costs)

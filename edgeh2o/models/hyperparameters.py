@@ -49,7 +49,7 @@ class Hyperparameters:
     """Shape of a decoder and of its layers, and what its RoPE frequencies are made of.
 
     ``sliding_rope_base`` and ``sliding_rope_scaling`` are those of layers with a sliding window.
-    ``n_drafting_layers`` lie behind the others in the file and are left out.
+    ``n_drafting_layers`` lie behind the others in the file and guess tokens ahead.
     """
 
     layers: tuple[LayerConfig, ...]
@@ -101,6 +101,7 @@ class Hyperparameters:
             "n_stream_pairs": N_STREAMS**2,
             "laurel_rank": self.laurel_rank,
             "model_dim": self.model_dim,
+            "hidden_pair_dim": 2 * self.model_dim,
             "ffn_dim": layer.ffn_dim,
             "n_experts": self.feed_forward.n_experts,
             "shared_ffn_dim": self.feed_forward.shared_ffn_dim,

@@ -2,8 +2,8 @@
 
 Three of four layers have a delta net (Yang, Kautz, Hatamizadeh 2024) with a convolution before it;
 in the fourth the query projection makes a gate too, head by head. ``qwen3next`` differs in which
-value heads share a key head, and has both gates of the delta net in one matrix. Layers that guess
-tokens ahead (MTP) are left out.
+value heads share a key head, and has both gates of the delta net in one matrix. Files of the former
+two may have a layer that guesses tokens ahead (MTP), which has attention.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ for _name in ("qwen35", "qwen35moe", "qwen3next"):
             experts=ExpertRule(shared="gated") if _has_experts else None,
             has_output_gate=True,
             has_drafting_layers=True,
+            can_draft=not _is_next,
             tensors=(
                 *blocks.EMBEDDINGS,
                 *blocks.RENAMED_PRE_NORMS,

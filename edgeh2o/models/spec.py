@@ -71,8 +71,10 @@ class ArchitectureSpec:
         shares_kv: the last layers may read the keys and values of others.
         has_token_inputs: layers may have inputs of their own per token.
         streams: None: every token has one residual stream.
-        has_drafting_layers: files may have layers behind the last that guess tokens ahead. They are
-            left out: nothing that they compute goes into the answer.
+        has_drafting_layers: files may have layers behind the last that guess tokens ahead. Nothing
+            that they compute goes into the answer.
+        can_draft: where there is one such layer, with attention, it may do so; else they are left
+            out.
         n_layers_scaled_by_width: the model of the family with so many layers divides attention
             logits by ``sqrt(model_dim / n_heads)``, not by the root of the head size.
     """
@@ -114,6 +116,7 @@ class ArchitectureSpec:
     has_token_inputs: bool = False
     streams: StreamRule | None = None
     has_drafting_layers: bool = False
+    can_draft: bool = False
     n_layers_scaled_by_width: int | None = None
 
     @property

@@ -264,6 +264,39 @@ class BatchRunner(Runner, Protocol):
         """
 
 
+class HiddenRunner(BatchRunner, Protocol):
+    """A runner that shows what its logits are made of, the normed rows behind the last layer.
+
+    That of a layer which guesses tokens ahead has such a row beside every token that it reads.
+    """
+
+    keeps_hidden: bool
+    """Whether calls leave ``hidden``; what else they compute stays the same, bit by bit."""
+
+    @property
+    def hidden(self) -> NDArray[np.float32] | None:
+        """Those of the latest call's tokens [n, model_dim]."""
+
+    def prefill(
+        self,
+        tokens: NDArray[np.int32],
+        *,
+        is_last: bool,
+        stays_open: bool = False,
+        on_layer: OnLayer | None = None,
+        hidden: NDArray[np.float32] | None = None,
+    ) -> NDArray[np.float32] | None:
+        """``hidden`` [n, model_dim] stands beside the tokens, here and below."""
+
+    def decode(
+        self, token: int, hidden: NDArray[np.float32] | None = None
+    ) -> NDArray[np.float32]: ...
+
+    def decode_batch(
+        self, tokens: NDArray[np.int32], hidden: NDArray[np.float32] | None = None
+    ) -> NDArray[np.float32]: ...
+
+
 class EvictingRunner(Runner, Protocol):
     """A runner whose cache can drop tokens, of every KV head others, and go on.
 

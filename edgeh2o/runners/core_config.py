@@ -79,6 +79,8 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
             has_output_bias=config.has_output_bias,
             token_input_rows=config.token_input_rows,
             has_streams=config.has_streams,
+            reads_hidden=config.reads_hidden,
+            n_guessed=config.n_guessed,
         )
     except ValueError as error:
         raise FormatError(f"the model cannot be run: {error}") from None

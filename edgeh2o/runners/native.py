@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ..formats.model_tensors import ModelTensors
     from ..models.tensors import TensorBinding
     from ..tokenizer import Tokenizer
+    from .drafting_layer import DraftingLayer, DraftingLayerFile
     from .packed_weights import KeptWeights
 
 
@@ -199,6 +200,26 @@ class NativeModelFile(GgufModelFile):
                 kept.write()
         return NativeModel(core_model, self, tokenizer)
 
+    def open_drafting_layer(self) -> DraftingLayerFile:
+        """The layer that guesses tokens ahead (MTP), as long as this is open.
+
+        Raises UsageError, with the cure, where the file has none that can draft, and FormatError.
+        """
+        from ..models.drafting import why_no_drafting_layer
+        from .drafting_layer import DraftingLayerFile
+
+        if isinstance(self._gguf, GgufFile):
+            cause = why_no_drafting_layer(self._gguf)
+        else:
+            cause = "of safetensors such layers are left out"
+        if cause:
+            raise UsageError(
+                f"{self.path} cannot draft for itself (--draft mtp): {cause}; leave it out, or "
+                "name a smaller model of the family with --draft FILE"
+            )
+        assert isinstance(self._gguf, GgufFile)
+        return DraftingLayerFile(self._gguf, self.config)
+
     def _kept_weights(self, core_model: _core.Model) -> KeptWeights | None:
         if self._packed_weights == PACKED_OFF:
             return None
@@ -259,6 +280,10 @@ class NativeModel(GgufModel):
     def mapped_weight_bytes(self) -> int:
         """Of these, those that lie in a file (``packed_weights``)."""
         return self._core_model.mapped_bytes
+
+    def load_drafting_layer(self, file: DraftingLayerFile) -> DraftingLayer:
+        """The layer of the same file; raises as ``DraftingLayerFile.load``."""
+        return file.load(self._core_model)
 
     def dequantize(self, name: str) -> NDArray[np.float32]:
         """A weight tensor by its name in the file, [rows, cols]."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..engine.context_size import choose_context, context_limit, memory_cures, rotate_alike
 from ..engine.models import may_write_later
+from ..engine.request_checks import no_shared_mtp
 from ..engine.transcript import count_common
 from ..errors import EdgeH2OError, ResourceError
 from .api_error import PromptTooLongError
@@ -59,6 +60,8 @@ class ConversationPool:
         self.prompts = opened.prompts
         self.plan = opened.plan
         self.context_limit = context_limit(self.plan)  # tokens of a prompt and its answer
+        if opened.draft is not None and opened.draft.reads_hidden:
+            raise no_shared_mtp()
         self._opened, self.scheduler = opened, scheduler
         self.model = SharedModel(opened.model, scheduler)
         self.draft = None if opened.draft is None else SharedDraft(opened.draft, scheduler)

@@ -10,12 +10,18 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
+from ..engine.draft_model import make_model_drafter
 from ..errors import ResourceError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from ..config import SamplingParams
-    from ..engine.draft_model import DraftProvider, DraftSource
-    from ..runners.base import BatchRunner
+    from ..engine.draft_model import DraftModel
+    from ..engine.draft_sources import DraftProvider
+    from ..engine.drafting import CallCosts, Drafter
+    from ..runners.base import BatchRunner, Runner
     from .scheduler import Scheduler
 
 _logger = logging.getLogger(__name__)
@@ -29,10 +35,12 @@ class SharedDraft:
     read its own.
     """
 
+    reads_hidden = False
+
     def __init__(self, draft: DraftProvider, scheduler: Scheduler) -> None:
         self._draft = draft
         self.scheduler = scheduler
-        self._source: DraftSource | None = None
+        self._source: DraftModel | None = None
         self._at_work = Lock()  # held by whoever has the sequence
         self._latest: LentDraft | None = None  # whose text it holds
 
@@ -42,7 +50,7 @@ class SharedDraft:
             return None
         try:
             prepare = partial(self._draft.prepared, sampling, context)
-            source = self.scheduler.call(prepare)
+            source = cast("DraftModel | None", self.scheduler.call(prepare))
         except ResourceError as error:
             _logger.warning("an answer is written without the draft model: %s", error)
             return None
@@ -74,7 +82,9 @@ class SharedDraft:
 class LentDraft:
     """The ``DraftSource`` of one answer."""
 
-    def __init__(self, shared: SharedDraft, source: DraftSource) -> None:
+    reads_hidden = False
+
+    def __init__(self, shared: SharedDraft, source: DraftModel) -> None:
         self._shared, self._source = shared, source
         self.runner: BatchRunner | None = None
         self.max_context = source.max_context
@@ -93,6 +103,11 @@ class LentDraft:
 
     def lend(self) -> AbstractContextManager[BatchRunner | None]:
         return self._shared.lend(self)
+
+    def make_drafter(
+        self, runner: Runner, prompt: NDArray[np.int32], costs: CallCosts, length: int | None
+    ) -> Drafter:
+        return make_model_drafter(self, prompt, costs, length)
 
 
 class _InTurn:

@@ -130,6 +130,23 @@ def test_inspect_takes_the_budgets_of_the_model(
         assert inspected["memory_bytes"][purpose] == run["memory_bytes"][purpose]
 
 
+def test_inspect_counts_a_layer_that_guesses_ahead(
+    tiny_model: TinyModelFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside what a run takes without it; its numbers are those of a run with it."""
+    model = str(tiny_model(architecture="qwen35", n_layers=2, n_drafting_layers=1))
+    assert main(["run", model, "-c", "1000", "-p", "a", "-n", "1", "--draft", "mtp", "--json"]) == 0
+    run = json.loads(capsys.readouterr().out)["memory_bytes"]
+    assert main(["inspect", model, "-c", "1000", "--json"]) == 0
+    needs = json.loads(capsys.readouterr().out)["memory_bytes"]
+    sizes = needs["with --draft mtp"]
+    assert sizes["draft_session"] == run["draft_session"] > 0
+    assert 0 < sizes["draft_weights"] <= run["draft_weights"]
+    other = str(tiny_model(architecture="qwen35", n_layers=2))
+    assert main(["inspect", other, "--json"]) == 0
+    assert "with --draft mtp" not in json.loads(capsys.readouterr().out)["memory_bytes"]
+
+
 def test_inspect_of_what_cannot_be_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from gguf import GGUFWriter
 

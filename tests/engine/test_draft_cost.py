@@ -12,8 +12,9 @@ import pytest
 from edgeh2o.engine._sampler import Sampler
 from edgeh2o.engine.drafting import CallCosts, Credit
 from edgeh2o.engine.drawing import TokenDrawer
-from edgeh2o.engine.model_drafter import DraftSteps, ModelDrafter
+from edgeh2o.engine.model_drafter import ModelDrafter
 from edgeh2o.engine.speculation import SpeculativeDecoder
+from edgeh2o.engine.writing_drafter import DraftSteps
 from tests.engine.drafted import SAMPLINGS, TogetherRunner
 
 

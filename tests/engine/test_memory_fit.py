@@ -115,7 +115,12 @@ def test_a_context_that_nobody_named_is_what_fits(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(memory, "available_bytes", lambda: room + RESERVE_BYTES)
     plan = make_plan(context_size=None)
     assert check_load(plan, _file()).most_context == 1536
-    assert check_load(plan, _file(), lambda context: 500 * context).most_context == 1024
+    draft = SimpleNamespace(
+        estimate_session_bytes=lambda context: 500 * context, n_weight_bytes=0, n_mapped_bytes=0
+    )
+    assert check_load(plan, _file(), draft).most_context == 1024
+    draft.n_weight_bytes = 500_000
+    assert check_load(plan, _file(), draft).most_context == 512
     with pytest.raises(ResourceError, match=r"a context of 4096 positions .* no context fits"):
         check_load(plan, _file(weight_bytes=1_500_000))
     with pytest.raises(ResourceError, match="the largest context that fits is -c 1536"):

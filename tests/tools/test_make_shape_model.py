@@ -150,3 +150,28 @@ def test_bad_arguments_are_refused(
     assert main(["llama-3.2-1b", "Q4_0", str(path), "--tokenizer-from", str(path)]) == 1
     assert "no such file" in capsys.readouterr().err
     assert not path.exists()
+
+
+def test_a_layer_that_guesses_ahead(tiny_model: TinyModelFactory, tmp_path: Path) -> None:
+    """It drafts, and the other tensors are those of the file without."""
+    small = replace(SHAPES["qwen3.5-2b"], n_layers=4, ffn_dim=256)
+    names = [
+        [t.name for t in shape_tensors(replace(small, n_drafting_layers=n), "Q4_K_M", 512)]
+        for n in (0, 1)
+    ]
+    assert names[1][: len(names[0])] == names[0]
+    assert "blk.4.nextn.eh_proj.weight" in names[1] and "blk.4.attn_k.weight" in names[1]
+    path = write_shape_model(
+        tmp_path / "draft.gguf", small, "Q4_K_M", tokenizer_from=tiny_model(), has_drafting=True
+    )
+    with LLM(path, draft="mtp") as llm:
+        stats = llm.generate([5, 6, 7], replace(GREEDY, draft_tokens="1")).stats
+        assert stats.drafted_tokens > 0
+    with pytest.raises(ValueError, match="is for shapes with delta nets"):
+        write_shape_model(
+            tmp_path / "none.gguf",
+            "qwen2.5-0.5b",
+            "Q4_0",
+            tokenizer_from=tiny_model(),
+            has_drafting=True,
+        )

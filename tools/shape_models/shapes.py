@@ -85,6 +85,7 @@ class Shape:
         delta_net: what Qwen3.5 has in most layers; its attention has a gate.
         mamba2: what the layers without attention have in Granite 4.0 H, which has no positions.
         rotary_dim: rotated elements of a head; None for all.
+        n_drafting_layers: layers behind the others that guess tokens ahead (MTP), with attention.
     """
 
     architecture: str
@@ -110,8 +111,11 @@ class Shape:
     delta_net: DeltaNet | None = None
     mamba2: Mamba2 | None = None
     rotary_dim: int | None = None
+    n_drafting_layers: int = 0
 
     def attends(self, layer: int) -> bool:
+        if layer >= self.n_layers:
+            return True
         if self.delta_net is not None:
             return (layer + 1) % self.delta_net.period == 0
         return not self.attention_layers or layer in self.attention_layers

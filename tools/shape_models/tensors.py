@@ -70,8 +70,12 @@ def shape_tensors(shape: Shape, file_type: str, vocab_size: int) -> Iterator[Ten
         yield matrix("output", vocab_size, width, output_type)
     is_lfm2 = bool(shape.attention_layers) and shape.mamba2 is None
     yield vectors(f"{'token_embd' if is_lfm2 else 'output'}_norm.weight", width)
-    for layer in range(shape.n_layers):
+    for layer in range(shape.n_layers + shape.n_drafting_layers):
         prefix = f"blk.{layer}."
+        if layer >= shape.n_layers:
+            yield matrix(f"{prefix}nextn.eh_proj", width, 2 * width)
+            for name in ("enorm", "hnorm", "shared_head_norm"):
+                yield vectors(f"{prefix}nextn.{name}.weight", width)
         head_dim, ffn_dim, has_keys = shape.layer_sizes(layer)
         q_dim, kv_dim = shape.n_heads * head_dim, shape.n_kv_heads * head_dim
         is_whole = file_type in IN_ALL_LAYERS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from gguf import ExpertGatingFuncType, GGUFWriter, RopeScalingType
 
-from tools.tiny_models import gemma3n, gemma4, recurrent
+from tools.tiny_models import drafting, gemma3n, gemma4, recurrent
 from tools.tiny_models.latent import add_expert_metadata, add_latent_metadata
 from tools.tiny_models.model import TinyModel
 from tools.tiny_models.rope import LINEAR_FACTOR, LONGROPE_ATTENTION_FACTOR, rope_sections
@@ -13,7 +13,8 @@ from tools.tiny_models.rope import LINEAR_FACTOR, LONGROPE_ATTENTION_FACTOR, rop
 
 def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     writer.add_name("tiny")
-    writer.add_block_count(model.n_layers)
+    writer.add_block_count(model.n_layers + model.n_drafting_layers)
+    drafting.add_metadata(writer, model)
     writer.add_context_length(model.context_length)
     writer.add_embedding_length(model.model_dim)
     if model.family.mamba2 == "single":

@@ -68,6 +68,7 @@ class TinyModel:
         has_two_norms: attention and the network beside it have one each, of falcon.
         is_sequential: the network is behind attention, of gptneox.
         has_markers: the tokenizer has tokens to fill in the middle.
+        n_drafting_layers: layers that guess tokens ahead (MTP), of qwen35 and qwen35moe.
         is_fused: Q, K and V are one matrix, of phi2 and chatglm.
     """
 
@@ -134,6 +135,7 @@ class TinyModel:
     token_input_dim: int = 0
     n_cut_layers: int | None = None
     has_markers: bool = False
+    n_drafting_layers: int = 0
 
     @property
     def family(self) -> Family:

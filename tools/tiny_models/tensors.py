@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tools.tiny_models import experts, gemma3n, gemma4, latent, recurrent
+from tools.tiny_models.drafting import drafting_tensors
 from tools.tiny_models.fused import fuse_rows
 from tools.tiny_models.model import TinyModel
 from tools.tiny_models.rope import LLAMA3_FACTOR, LONGROPE_FACTORS, llama3_factors
@@ -35,7 +36,7 @@ def random_tensors(model: TinyModel) -> Tensors:
         _add_token_inputs(normal, model)
     for layer in range(model.n_layers):
         _add_layer(tensors, normal, model, layer)
-    return tensors
+    return tensors | drafting_tensors(rng, model, _add_layer)
 
 
 def _add_embeddings(normal: Callable[..., None], model: TinyModel) -> None:

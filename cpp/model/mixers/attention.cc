@@ -167,7 +167,7 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
   Sequence& sequence = *step.sequence;
   Activations& a = call.buffers();
   const size_t n = step.tokens.size, out_dim = spec.heads.out_dim();
-  const size_t first = call.first_output_row();
+  const size_t first = call.first_output_row(), first_answer = call.first_answer_row();
   const Qkv qkv = qkv_rows(call, n);
   const bool is_row = step.is_decode || skips_attention(call.config, sequence, call.layer);
   // Keys and values of all rows are stored, if they are the layer's own.
@@ -192,7 +192,15 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
       sequence.sample(call.layer, queries, spec.window, step.end, scratch, n_threads);
     }
     if (first == n) return;
-    attend_rows(call, qkv.rows_from(first, n - first), first, attended.rows_from(first, n - first));
+    // Rows that no answer is made of, in the kernels of prompts; those that it is made of as without them.
+    if (first < first_answer) {
+      sequence.attend_aside(call.layer, queries, spec.window, step.end, scratch, n_threads, attended);
+    }
+    const size_t count = n - first_answer;
+    if (count > 0) {
+      attend_rows(call, qkv.rows_from(first_answer, count), first_answer,
+                  attended.rows_from(first_answer, count));
+    }
   } else if (!spec.heads.index.is_none()) {
     const ChosenPositions chosen = choose_positions(call, qkv.index, 0);
     sequence.attend_chosen(call.layer, queries, chosen, step.end, scratch, n_threads, attended);

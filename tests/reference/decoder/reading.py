@@ -134,6 +134,7 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
     is_parallel = bool(keys.value("use_parallel_residual", family.is_parallel))
     family = replace(family, is_parallel=is_parallel)
     n_layers, model_dim = int(number("block_count")), int(number("embedding_length"))
+    n_layers -= int(number("nextn_predict_layers", 0.0))
     # Heads are counted by the rows of their matrices: layers may differ.
     n_heads = np.ravel(keys.value("attention.head_count"))[0]
     head_dim = int(number("attention.key_length", model_dim // n_heads))

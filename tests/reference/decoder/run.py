@@ -107,7 +107,10 @@ class DecoderRun:
 
     Attributes:
         layers: attention state per layer.
+        hidden: what the logits of the latest call's tokens were made of, [n_tokens, model_dim].
     """
+
+    hidden: Array
 
     def __init__(
         self,
@@ -164,8 +167,7 @@ class DecoderRun:
     ) -> Array:
         weights = self.rows.weights
         config = self.rows.config
-        x = weights["token_embd.weight"][np.asarray(tokens)].astype(np.float64)
-        x = embedded = x * config.embedding_scale
+        x = embedded = self._embed(tokens)
         positions = np.arange(self.position, self.position + len(tokens))[:, None]
         streams = first_streams(self.rows, x) if config.family.has_streams else None
         for layer_idx, layer in enumerate(self.layers):
@@ -212,13 +214,19 @@ class DecoderRun:
             x = merge(streams, weights["altup_unembd_proj.weight"].astype(np.float64))
         self._attention.position += len(tokens)
         output = "output" if "output.weight" in weights else "token_embd"
-        normed = self.rows.norm(config.family.output_norm, x)
+        self.hidden = normed = self.rows.norm(config.family.output_norm, x)
         logits = self.rows.linear(output, normed)
         if "output.bias" in weights and output != "output":  # of the embedding, which is the output
             logits = logits + weights["output.bias"]
         logits = logits * config.logit_scale
         cap = config.logit_soft_cap
         return logits if cap is None else cap * np.tanh(logits / cap)
+
+    def _embed(self, tokens: Tokens) -> Array:
+        """What goes into the first layer, [n_tokens, model_dim]."""
+        rows = self.rows.weights["token_embd.weight"][np.asarray(tokens)].astype(np.float64)
+        embedded: Array = rows * self.rows.config.embedding_scale
+        return embedded
 
     def _post_norm(self, name: str, branch: Array) -> Array:
         """The norm of a branch's output, where the name is not that of an input's."""

@@ -1,0 +1,30 @@
+#include "model/hidden_input.h"
+
+#include <algorithm>
+
+#include "model/branch.h"
+#include "ops/matmul.h"
+#include "ops/rows.h"
+
+namespace edgeh2o {
+
+void join_hidden(const DecoderConfig& config, const Weights& weights, Activations& a, size_t first_row,
+                 MatView<const float> hidden) {
+  const KernelTable& table = weights.table();
+  const Linear& proj = weights.hidden_proj();
+  const size_t dim = config.model_dim, width = 2 * dim;
+  for (size_t first = 0; first < hidden.rows; first += a.rows_at_once) {
+    const size_t n = std::min(a.rows_at_once, hidden.rows - first);
+    const MatView<float> x{a.x + (first_row + first) * dim, n, dim, dim};
+    const MatView<float> joined{a.inner, n, width, width};
+    const MatView<float> embedded{a.inner, n, dim, width}, before{a.inner + dim, n, dim, width};
+    norm_rows(table, as_const(x), row_norm(config, weights.embedding_norm(), {}), {embedded, {}}, a.scratch);
+    norm_rows(table, hidden.rows_from(first, n), row_norm(config, weights.hidden_norm(), {}), {before, {}},
+              a.scratch);
+    const MatmulInput input = pack_rows(table, as_const(joined), packed_for(table, a.packed, {&proj.weight}));
+    const MatmulOutput output = output_of(proj, x.data, dim);
+    matmul(table, input, {&output, 1}, a.scratch);
+  }
+}
+
+}  // namespace edgeh2o

@@ -1,0 +1,208 @@
+"""Drafts of the layer of the model's own file that guesses tokens ahead (MTP)."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from ..config import DRAFT_OFF, MTP_DRAFT, SamplingParams
+from ..runners.base import SessionShape, use_small_pages
+from .memory_fit import find_room, require_fit
+from .paired_text import PairedText
+from .writing_drafter import WritingDrafter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from ..runners.base import HiddenRunner, Runner
+    from ..runners.drafting_layer import DraftingLayer, DraftingLayerFile
+    from ..runners.native import NativeModel
+    from .drafting import CallCosts, Drafter
+    from .models import LoadedModel
+    from .plan import RunPlan
+
+# Tokens of one call of the layer that reads a prompt: keys and values alone are computed, so that
+# longer calls are no faster, and take memory.
+BATCH_TOKENS = 256
+# Hidden rows that may wait until a draft is wanted.
+MOST_PENDING = 64
+STEP_COST = 0.1  # of a drafted token in calls of the model, before it is measured
+
+
+class OwnDraftFile:
+    """The layer of a file that is open, whose model runs by ``plan``."""
+
+    def __init__(self, file: DraftingLayerFile, plan: RunPlan) -> None:
+        self._file, self._plan = file, plan
+        self.n_weight_bytes, self.n_mapped_bytes = file.n_weight_bytes, file.n_mapped_bytes
+
+    def estimate_session_bytes(self, context: int) -> int:
+        """What is allocated for texts of ``context`` tokens."""
+        return estimate_bytes(self._file, self._plan, context)
+
+    def load(self, model: LoadedModel) -> OwnDraft:
+        """Raises as ``DraftingLayerFile.load``."""
+        layer = cast("NativeModel", model).load_drafting_layer(self._file)
+        return OwnDraft(layer, self._plan)
+
+
+def draft_shape(plan: RunPlan, context: int) -> SessionShape:
+    """Sizes of the layer's sequence for texts of ``context`` tokens."""
+    shape = plan.shape(min(context, plan.config.context_length))
+    batch = min(shape.batch_size, BATCH_TOKENS)
+    chunk = min(shape.chunk_size, batch)
+    return replace(
+        shape, batch_size=batch - batch % chunk, chunk_size=chunk, all_rows=False, checked_rows=0
+    )
+
+
+def estimate_bytes(layer: DraftingLayerFile | DraftingLayer, plan: RunPlan, context: int) -> int:
+    """What the layer's sequence takes, and the hidden rows of a call of the model."""
+    own = layer.estimate_session_bytes(draft_shape(plan, context))
+    row_bytes = 4 * layer.config.model_dim
+    return sum(own.values()) + plan.shape(context).batch_size * row_bytes
+
+
+class OwnDraft:
+    """The loaded layer, its sequence and what it has read: a ``DraftProvider`` and its source."""
+
+    reads_hidden = True
+
+    def __init__(self, layer: DraftingLayer, plan: RunPlan) -> None:
+        self._layer, self._plan = layer, plan
+        self._context = 0  # that the sequence has room for
+        self._paired: PairedText | None = None
+
+    @property
+    def memory_bytes(self) -> dict[str, int]:
+        """What it has allocated, by purpose."""
+        session = estimate_bytes(self._layer, self._plan, self._context) if self._context else 0
+        return {"draft_weights": self._layer.weight_bytes, "draft_session": session}
+
+    def prepared(self, sampling: SamplingParams, context: int) -> OwnDraft | None:
+        """See ``DraftProvider``. Raises ResourceError."""
+        if sampling.draft_tokens == DRAFT_OFF:
+            return None
+        if self._paired is None or context > self._context:
+            require_fit(context, self._sizes, find_room(self._plan.threads))
+            runner = cast(
+                "HiddenRunner", self._layer.start_session(draft_shape(self._plan, context))
+            )
+            use_small_pages(runner)  # it may never read as much
+            if self._paired is None:
+                self._paired = PairedText(runner, self._layer.config.model_dim)
+            else:
+                self._paired.move_to(runner)
+            self._context = context
+        return self
+
+    def _sizes(self, context: int) -> Mapping[str, int]:
+        return {"draft_session": estimate_bytes(self._layer, self._plan, context)}
+
+    def make_drafter(
+        self, runner: Runner, prompt: NDArray[np.int32], costs: CallCosts, length: int | None
+    ) -> Drafter:
+        """An ``OwnDrafter``; see ``DraftSource``. Raises ValueError before ``prepared``."""
+        if self._paired is None:
+            raise ValueError("what drafts has no sequence yet")
+        return OwnDrafter(
+            self._paired,
+            cast("HiddenRunner", runner),
+            prompt,
+            self._layer.config.vocab_size,
+            costs,
+            length,
+        )
+
+
+class OwnDrafter(WritingDrafter):
+    """Drafts what the layer would draw after the text, from the same random numbers.
+
+    ``paired`` is what it has read, ``target`` the model's runner, which keeps hidden rows, and
+    ``prompt`` [n] the text; ``vocab_size`` is the model's, of which the layer guesses the first.
+    """
+
+    def __init__(
+        self,
+        paired: PairedText,
+        target: HiddenRunner,
+        prompt: NDArray[np.int32],
+        vocab_size: int,
+        costs: CallCosts,
+        length: int | None,
+    ) -> None:
+        super().__init__(MTP_DRAFT, vocab_size, costs, length, STEP_COST)
+        self._paired, self._target = paired, target
+        # Tokens that are never guessed have no chance, so that all else is that of the model.
+        self._logits = np.full(vocab_size, -np.inf, np.float32)
+        paired.begin(prompt.tolist())
+
+    def begin_again(self, tokens: NDArray[np.int32]) -> None:
+        self._guesses, self._pause = [], 0
+        self._paired.begin(tokens.tolist())
+        rows = self._target.hidden
+        if rows is not None:
+            self._paired.take_rows(len(tokens) - len(rows), rows)
+
+    def push(self, token: int) -> None:
+        self._paired.text.append(token)
+        self._learn(token)
+
+    def note_rows(self, first: int) -> None:
+        rows, paired = self._target.hidden, self._paired
+        if rows is None:
+            return
+        paired.take_rows(first, rows)
+        if paired.n_pending <= MOST_PENDING:
+            return
+        begun_at = time.perf_counter()
+        try:
+            end = first + len(rows)
+            if end == self._target.prefill_end:
+                paired.read_to(end, marks=True)  # where the model may go back to
+            else:
+                paired.read_to(len(paired.text) - 1)
+        except BaseException:  # an interrupt may have left half a call
+            self._forget()
+            raise
+        finally:
+            self._seconds += time.perf_counter() - begun_at
+
+    def draft(self, most: int) -> list[int]:
+        paired = self._paired
+        self._pause = max(0, self._pause - 1)
+        n_unread = paired.n_unread
+        most = self._choose_length(n_unread, most) if most > 0 else 0
+        if most == 0:
+            return []
+        begun_at = time.perf_counter()
+        try:
+            logits = paired.read()
+            if logits is None:
+                return []
+            self._steps.measure_read(n_unread, time.perf_counter() - begun_at)
+            return self._write(self._padded(logits), most)
+        except BaseException:  # an interrupt may have left half a call
+            self._forget()
+            raise
+        finally:
+            self._seconds += time.perf_counter() - begun_at
+
+    def _step(self, token: int) -> NDArray[np.float32]:
+        return self._padded(self._paired.step(token))
+
+    def _padded(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        self._logits[: len(logits)] = logits
+        return self._logits
+
+    def _forget(self) -> None:
+        self._paired.forget()
+        self._guesses = []
+
+    def _give_up(self) -> None:
+        """What the grammar allows may be beyond the tokens that are guessed: so no draft."""
