@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 # Tokens of one call of the layer that reads a prompt: keys and values alone are computed, so that
 # longer calls are no faster, and take memory.
 BATCH_TOKENS = 256
-# Hidden rows that may wait until a draft is wanted.
-MOST_PENDING = 64
+# Hidden rows that may wait until a draft is wanted: with the next one as many as a call takes.
+MOST_PENDING = 15
 STEP_COST = 0.1  # of a drafted token in calls of the model, before it is measured
 
 

@@ -301,6 +301,21 @@ def test_tokens_beyond_the_head_are_never_guessed(
             assert 0 < stats.accepted_tokens < stats.drafted_tokens
 
 
+def test_weights_of_the_model_may_lie_in_a_file(
+    right_path: Path, prompt: list[int], tmp_path: Path
+) -> None:
+    """The layer shares them there too; its own are packed anew."""
+    sampling = SamplingParams(
+        temperature=0, max_tokens=21, ignore_eos=True, draft_tokens="4", lookup="off"
+    )
+    for is_mapped in (False, True):
+        with _open(right_path, packed_weights=tmp_path) as llm:
+            stats = _compare(llm, prompt, sampling)
+        assert stats.accepted_tokens == stats.drafted_tokens > 0
+        assert ("mapped_weights" in stats.memory_bytes) is is_mapped
+        assert stats.memory_bytes["draft_weights"] > 0
+
+
 def test_memory_is_counted(
     right_path: Path, prompt: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
