@@ -2,7 +2,8 @@
 
 One decode call gives the model's own logits after every drafted token, and a draft counts as far as
 it equals what is drawn from them, with the random numbers that would have been drawn without it:
-the text does not change. Drafts come from the text so far (prompt lookup), or from a smaller model.
+the text does not change. Drafts come from the text so far (prompt lookup), from a smaller model, or
+from a layer of the model's own file.
 (Y. Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023, accepts a
 draft by a random choice; comparing it with the token that is drawn anyway keeps the text as well.)
 """
