@@ -27,6 +27,7 @@ from edgeh2o.runners.native import NativeModelFile
 from .reporting import print_progress, run_script
 
 N_READ = (2, 4)
+MOST_ID = 1000  # of the tokens, which are random
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -58,7 +59,7 @@ def measure_steps(path: str, depth: int, n_rounds: int, threads: int) -> list[li
         "threads": threads,
     }
     dim, rng = model.config.model_dim, np.random.default_rng(0)
-    tokens = rng.integers(0, 1000, depth).astype(np.int32)
+    tokens = rng.integers(0, min(MOST_ID, model.config.vocab_size), depth).astype(np.int32)
     rows = rng.standard_normal((512, dim)).astype(np.float32)
     main = _core.Sequence(model._core_model, _core.dense_policy(), **sizes)
     drafts = [_core.Sequence(each._core_model, _core.dense_policy(), **sizes) for each in heads]
@@ -93,7 +94,6 @@ def measure_steps(path: str, depth: int, n_rounds: int, threads: int) -> list[li
 
 def measure_prompt(path: str, depth: int, threads: int) -> list[list[str]]:
     """Rows of a table: seconds of the prompt with drafts and without, the best of three."""
-    tokens = np.random.default_rng(1).integers(0, 1000, depth).tolist()
     best = {"off": float("inf"), "auto": float("inf")}
     with LLM(
         resolve_model(path),
@@ -102,6 +102,8 @@ def measure_prompt(path: str, depth: int, threads: int) -> list[list[str]]:
         prefill=PrefillConfig(),
         threads=threads,
     ) as llm:
+        n_ids = min(MOST_ID, llm.config.vocab_size)
+        tokens = np.random.default_rng(1).integers(0, n_ids, depth).tolist()
         for _ in range(3):
             for name in best:
                 stats = llm.generate(tokens, SamplingParams(max_tokens=1, draft_tokens=name)).stats
@@ -119,7 +121,10 @@ def measure_prompt(path: str, depth: int, threads: int) -> list[list[str]]:
 
 def main() -> int:
     """Prints two tables; returns the exit code."""
-    args = build_parser().parse_args()
+    parser = build_parser()
+    args = parser.parse_args()
+    if min(args.depth, args.rounds) < 1:
+        parser.error("-d and -r are at least 1")
     print_progress("measuring calls")
     columns = ["what", "ms", "calls of the model"]
     table = measure_steps(args.model, args.depth, args.rounds, args.threads)

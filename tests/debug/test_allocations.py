@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from edgeh2o import _core
+from edgeh2o.runners.native import NativeModelFile
 from tests.model.model_pair import VOCAB_SIZE, load_pair
 from tests.tiny_models import TinyModelFactory
 
@@ -36,7 +37,25 @@ def test_latent_attention_allocates_nothing(
     check_calls(pair.core, _core.dense_policy())
 
 
-def check_calls(model: _core.Model, policy: _core.SparsePolicy) -> None:
+def test_a_layer_that_guesses_ahead_allocates_nothing(tiny_model: TinyModelFactory) -> None:
+    path = tiny_model(architecture="qwen35", tensor_type="Q4_0", n_layers=2, n_drafting_layers=1)
+    with NativeModelFile(path) as file:
+        layer = file.open_drafting_layer()
+        model = file.load()
+        own = model.load_drafting_layer(layer)
+    main, drafts = (start(each._core_model, _core.dense_policy()) for each in (model, own))
+    main.keeps_hidden = drafts.keeps_hidden = True
+    tokens = np.random.default_rng(0).integers(3, VOCAB_SIZE, 256).astype(np.int32)
+    main.prefill(tokens, is_last=True)
+    assert main.last_call_allocations == 0
+    drafts.prefill(tokens, is_last=False, hidden=main.hidden)
+    assert drafts.last_call_allocations == 0
+    drafts.decode(5, main.hidden[-1:])
+    main.decode(5)
+    assert main.last_call_allocations == drafts.last_call_allocations == 0
+
+
+def start(model: _core.Model, policy: _core.SparsePolicy) -> _core.Sequence:
     session = _core.Sequence(
         model,
         policy,
@@ -48,6 +67,11 @@ def check_calls(model: _core.Model, policy: _core.SparsePolicy) -> None:
     )
     if session.last_call_allocations is None:
         pytest.skip("this is a release build: EDGEH2O_DEBUG=1 makes one that counts allocations")
+    return session
+
+
+def check_calls(model: _core.Model, policy: _core.SparsePolicy) -> None:
+    session = start(model, policy)
     tokens = np.random.default_rng(0).integers(3, VOCAB_SIZE, 500).astype(np.int32)
     for _ in range(2):
         session.reset()
