@@ -48,6 +48,7 @@ class Family:
         has_dense_layers: the first layer has one feed-forward network, without biases of experts.
         has_expert_bias: a bias counts in the choice of experts, whose shares are sigmoids, and the
             first layer has one feed-forward network.
+        has_only_experts: the first layer has experts too.
         output_norm: name of the norm behind the last layer.
         is_latent: attention is of the latent kind (``tools/tiny_models/latent.py``).
         is_indexed: its layers have indexers, which choose what is read.
@@ -55,6 +56,7 @@ class Family:
         has_window_pattern: files say which layers have a window.
         has_sinks: attention has sinks.
         has_fused_experts: gate and up of experts are one matrix.
+        has_joint_width: files give the widths of gate and up together.
         keys: float metadata after the architecture's name. Scales and caps are far from 1 and
             small enough to show in the logits.
     """
@@ -93,6 +95,7 @@ class Family:
     has_softmax_gate: bool = False
     normalises_experts: bool = True
     has_dense_layers: bool = False
+    has_only_experts: bool = False
     output_norm: str = "output_norm"
     is_latent: bool = False
     is_indexed: bool = False
@@ -100,12 +103,13 @@ class Family:
     has_window_pattern: bool = False
     has_sinks: bool = False
     has_fused_experts: bool = False
+    has_joint_width: bool = False
     keys: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def begins_dense(self) -> bool:
         """Whether the first layers of a mixture of experts have one feed-forward network."""
-        return self.has_dense_layers or self.has_expert_bias
+        return (self.has_dense_layers or self.has_expert_bias) and not self.has_only_experts
 
     @property
     def is_hybrid(self) -> bool:
@@ -144,6 +148,25 @@ FAMILIES: Mapping[str, Family] = {
     "cohere2": Family(has_layer_norm=True, is_parallel=True, keys={"logit_scale": 0.4}),
     "stablelm": Family(has_layer_norm=True, has_norm_biases=True),
     "starcoder2": Family(has_layer_norm=True, has_norm_biases=True, is_ungated=True),
+    "baichuan": Family(),
+    "xverse": Family(),
+    "codeshell": Family(
+        has_layer_norm=True,
+        has_norm_biases=True,
+        is_ungated=True,
+        qkv_biases=True,
+        has_joint_bias=True,
+        has_output_biases=True,
+        has_network_biases=True,
+    ),
+    "plamo": Family(is_parallel=True),
+    "minimax-m2": Family(
+        qk_norm="projection",
+        has_experts=True,
+        has_expert_bias=True,
+        has_only_experts=True,
+    ),
+    "qwen": Family(fused_qkv=True, qkv_biases=True, has_joint_bias=True, has_joint_width=True),
     "bailingmoe2": Family(
         qk_norm="head",
         fused_qkv=True,

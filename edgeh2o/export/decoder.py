@@ -43,6 +43,7 @@ def check_exportable(config: DecoderConfig) -> None:
         (config.is_recurrent, "recurrent layers"),
         (not config.is_gated, "a feed-forward network without a gate"),
         (config.centres_norms, "LayerNorm"),
+        (config.is_parallel, "feed-forward networks beside attention"),
         (not config.has_like_layers, "layers that share keys and values"),
         (config.temperature_period, "queries that grow with their position"),
     ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..errors import FormatError
@@ -77,6 +77,10 @@ class FeedForwardSizes:
     scale: float = 1.0
     n_groups: int = 1
     n_groups_used: int = 1
+
+    def halved(self) -> FeedForwardSizes:
+        """With one of two widths that files give together."""
+        return replace(self, ffn_dims=tuple(max(width // 2, 1) for width in self.ffn_dims))
 
 
 def read_feed_forward(

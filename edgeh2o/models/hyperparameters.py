@@ -143,6 +143,7 @@ def read_hyperparameters(
     has_drafting_layers: bool = False,
     latent: LatentRule | None = None,
     has_layer_norm: bool = False,
+    has_joint_width: bool = False,
 ) -> Hyperparameters:
     """Reads ``<architecture>.*`` keys. Raises ``FormatError`` that names the key and its range."""
     n_layers = metadata.get_int(f"{architecture}.block_count", minimum=1, maximum=MAX_LAYERS)
@@ -155,6 +156,8 @@ def read_hyperparameters(
     check_sections(keys, rope)
     has_one_branch = hybrid is not None and hybrid.has_one_branch
     feed_forward = read_feed_forward(keys, experts, may_be_missing=has_one_branch)
+    if has_joint_width:
+        feed_forward = feed_forward.halved()
     widths = read_windows(keys, windows)
     has_rope = read_rope_layers(keys, rope, widths)
     layers = _read_layers(keys, feed_forward, widths, has_rope, hybrid)

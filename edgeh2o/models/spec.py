@@ -75,6 +75,9 @@ class ArchitectureSpec:
             that they compute goes into the answer.
         can_draft: where there is one such layer, with attention, it may do so; else they are left
             out.
+        has_joint_width: files give the widths of gate and up together as that of the network.
+        refused_depths: models of the family with so many layers, and what they have that is not
+            supported.
         n_layers_scaled_by_width: the model of the family with so many layers divides attention
             logits by ``sqrt(model_dim / n_heads)``, not by the root of the head size.
     """
@@ -117,6 +120,8 @@ class ArchitectureSpec:
     streams: StreamRule | None = None
     has_drafting_layers: bool = False
     can_draft: bool = False
+    has_joint_width: bool = False
+    refused_depths: Mapping[int, str] = field(default_factory=dict)
     n_layers_scaled_by_width: int | None = None
 
     @property
@@ -140,7 +145,14 @@ class ArchitectureSpec:
             has_drafting_layers=self.has_drafting_layers,
             latent=self.latent,
             has_layer_norm=self.norm == "layer",
+            has_joint_width=self.has_joint_width,
         )
+        if (depth := len(shape.layers)) in self.refused_depths:
+            raise FormatError(
+                f"metadata key {quote(f'{self.name}.block_count')} is {depth}: models of this "
+                f"architecture with as many layers have {self.refused_depths[depth]}, which are "
+                "not supported"
+            )
         if self.activation != "xielu":
             return shape
         return replace(shape, layers=with_xielu(metadata, shape.layers))

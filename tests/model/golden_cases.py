@@ -30,6 +30,7 @@ CASES: Mapping[str, Mapping[str, object]] = {
     "cohere2": {"architecture": "cohere2", "n_layers": 5, "sliding_window": 40},
     "stablelm": {"architecture": "stablelm", "rotary_dim": 8, "tied": False},
     "starcoder2": {"architecture": "starcoder2", "biases": True},
+    "qwen": {"architecture": "qwen", "n_kv_heads": 4, "tied": False},
     "qwen2": {"architecture": "qwen2"},
     "qwen2_yarn": {"architecture": "qwen2", "rope_scaling": "yarn", "original_context": 512},
     "qwen3": {"architecture": "qwen3", "head_dim": 32},
@@ -92,6 +93,16 @@ CASES: Mapping[str, Mapping[str, object]] = {
     },
     "deepseek2_dense": {"architecture": "deepseek2", "n_experts": 0},
     "arcee": {"architecture": "arcee", "rope_scaling": "yarn", "original_context": 64},
+    # llama.cpp knows the model with a rotary embedding by its number of layers.
+    "baichuan": {
+        "architecture": "baichuan",
+        "n_layers": 32,
+        "model_dim": 32,
+        "ffn_dim": 32,
+        "n_heads": 2,
+        "n_kv_heads": 2,
+        "tied": False,
+    },
     "bailingmoe2": {
         "architecture": "bailingmoe2",
         "n_layers": 4,
@@ -106,6 +117,8 @@ CASES: Mapping[str, Mapping[str, object]] = {
     "bailingmoe": {"architecture": "bailingmoe", "n_shared_experts": 2, "tied": False},
     "chatglm": {"architecture": "chatglm", "rotary_dim": 8, "is_fused": True, "tied": False},
     "chatglm_edge": {"architecture": "chatglm", "rotary_dim": 8},
+    "codeshell": {"architecture": "codeshell", "tied": False},
+    "codeshell_fused": {"architecture": "codeshell", "tied": False, "is_fused": True},
     "deepseek": {"architecture": "deepseek", "n_experts": 8, "n_experts_used": 3},
     "dots1": {
         "architecture": "dots1",
@@ -259,8 +272,16 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "rope_scaling": "longrope",
         "original_context": 64,
     },
+    "minimax-m2": {
+        "architecture": "minimax-m2",
+        "n_experts": 8,
+        "n_experts_used": 3,
+        "rotary_dim": 8,
+        "tied": False,
+    },
     "mistral3": {"architecture": "mistral3", "original_context": 32},
     "mistral3_yarn": {"architecture": "mistral3", "rope_scaling": "yarn", "original_context": 32},
+    "plamo": {"architecture": "plamo", "tied": False},
     # Its queries are made of the input, and networks are wider than rows in the published model.
     "plm": {"architecture": "plm", "q_rank": 0, "ffn_dim": 256},
     "seed_oss": {"architecture": "seed_oss"},
@@ -319,6 +340,7 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "rope_scaling": "llama3",
         "context_length": 512,
     },
+    "xverse": {"architecture": "xverse", "tied": False},
     "olmo2": {"architecture": "olmo2", "n_kv_heads": 4, "tied": False},
     "olmo2_windows": {
         "architecture": "olmo2",

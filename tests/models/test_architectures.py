@@ -104,6 +104,30 @@ def test_gptneox_says_whether_networks_are_beside_attention(
         read(path)
 
 
+def test_baichuan_with_alibi_is_refused(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path, "baichuan", n_layers=40)
+    with pytest.raises(FormatError, match=r"'baichuan\.block_count' is 40: .* by ALiBi, which are"):
+        read(path)
+
+
+def test_qwen_gives_the_widths_of_gate_and_up_together(tiny_model: TinyModelFactory) -> None:
+    path = tiny_model(architecture="qwen", **SHAPE)
+    with open_gguf(path) as file:
+        assert file.metadata.get_int("qwen.feed_forward_length") == 32
+    assert {layer.ffn_dim for layer in read(path)[0].layers} == {16}
+
+
+def test_an_embedding_that_codeshell_leaves_out_is_the_output(tmp_path: Path) -> None:
+    def drop_it(tensors: Tensors) -> None:
+        del tensors["token_embd.weight"]
+
+    path = write_tiny(tmp_path, "codeshell", edit=drop_it, tied=False)
+    with NativeModelFile(path) as file:
+        model = file.load()
+    embedding, output = (model.dequantize(f"{name}.weight") for name in ("token_embd", "output"))
+    assert (embedding == output).all() and embedding.any()
+
+
 @pytest.mark.parametrize("name", ["output.bias", "output_norm.bias", "blk.0.attn_output.bias"])
 def test_phimoe_has_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     original = GGUFWriter.add_tensor

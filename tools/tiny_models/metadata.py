@@ -20,7 +20,11 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     if model.family.mamba2 == "single":
         writer.add_feed_forward_length([ffn_dim for _, _, ffn_dim in model.layers])
     else:
-        writer.add_feed_forward_length(model.ffn_dim)
+        n_widths = 2 if model.family.has_joint_width else 1
+        widths = model.ffn_dim
+        writer.add_feed_forward_length(
+            n_widths * widths if isinstance(widths, int) else [n_widths * n for n in widths]
+        )
     if model.family.has_experts and model.n_experts:
         writer.add_expert_count(model.n_experts)
         writer.add_expert_used_count(model.n_experts_used)
@@ -42,7 +46,8 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_leading_dense_block_count(model.n_dense_layers)
         writer.add_interleave_moe_layer_step(1)
     elif model.family.has_expert_bias and model.family.mamba2 is None:
-        writer.add_leading_dense_block_count(model.n_dense_layers)
+        if model.family.begins_dense:
+            writer.add_leading_dense_block_count(model.n_dense_layers)
         writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
     if model.family.has_short_conv or model.family.mamba2 in ("other", "single"):
         writer.add_head_count_kv([n_kv_heads for _, n_kv_heads, _ in model.layers])

@@ -29,6 +29,8 @@ REFUSED = {
     "gemma4-experts": "experts with norms of their own",
     "apertus": "networks with xIELU",
     "chatglm-fused": "joint biases of queries, keys and values",
+    "plamo": "feed-forward networks beside attention",
+    "qwen": "joint biases of queries, keys and values",
     "phimoe": "biases of norms and of the output",
     "deepseek32": r"attention to what an indexer chooses \(DSA\)",
     "glm-dsa": r"attention to what an indexer chooses \(DSA\)",
@@ -37,6 +39,7 @@ REFUSED = {
     "stablelm": "LayerNorm",
     **dict.fromkeys(("olmo", "phi2", "gptneox", "falcon", "nemotron", "jais2"), "LayerNorm"),
     "starcoder2": "LayerNorm",
+    "codeshell": "LayerNorm",
     "orion": "LayerNorm",
 }
 pytestmark = pytest.mark.usefixtures("host_device")

@@ -81,9 +81,11 @@ class Family:
 FAMILIES: Mapping[str, Family] = {
     "apertus": Family(is_ungated=True, ungated="xielu"),
     "arcee": Family(is_interleaved=True, is_ungated=True),
+    "baichuan": Family(is_interleaved=True),
     "bailingmoe": Family(is_interleaved=True),
     "bailingmoe2": Family(),
     "chatglm": Family(is_interleaved=True),
+    "codeshell": Family(is_ungated=True, ungated="ungated_gelu", has_layer_norm=True),
     "cohere2": Family(
         is_interleaved=True,
         window_period=4,
@@ -142,6 +144,7 @@ FAMILIES: Mapping[str, Family] = {
     "mellum": Family(window_period=4, sliding_base=10000.0),
     "minicpm": Family(is_interleaved=True),
     "minicpm3": Family(depth_scales=(12.0, 1.4, 256.0)),
+    "minimax-m2": Family(),
     "mistral3": Family(is_interleaved=True),
     "nemotron": Family(is_ungated=True, has_layer_norm=True),
     "nemotron_h": Family(no_rope_period=1, mamba2_is_single=True, ffn_norm="attn_norm"),
@@ -163,7 +166,9 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "phi3": Family(),
     "phimoe": Family(),
+    "plamo": Family(is_parallel=True, ffn_norm="attn_norm"),
     "plm": Family(is_interleaved=True, is_ungated=True),
+    "qwen": Family(),
     "qwen2": Family(),
     "qwen2moe": Family(normalises_experts=False),
     "qwen2vl": Family(),
@@ -178,4 +183,5 @@ FAMILIES: Mapping[str, Family] = {
     "smollm3": Family(is_interleaved=True, no_rope_period=4),
     "stablelm": Family(has_layer_norm=True),
     "starcoder2": Family(is_ungated=True, ungated="ungated_gelu", has_layer_norm=True),
+    "xverse": Family(is_interleaved=True),
 }
