@@ -184,7 +184,8 @@ class DecoderConfig(ModelConfig):
     token goes through ``n_experts_used`` of ``n_experts`` feed-forward networks, whose shares may
     add up to 1 (``normalises_experts``) and are multiplied by ``expert_scale``, and through a
     shared one of width ``shared_ffn_dim``, 0 for none, weighted by a gate if it has one. With
-    ``has_expert_norms`` the router, the experts and the shared one have norms of their own. The
+    ``has_expert_norms`` the router, the experts and the shared one have norms of their own; a
+    router that ``routes_by_input`` reads what the layer gets, before its mixer, without a norm. The
     experts of a token are of ``n_expert_groups_used`` of ``n_expert_groups`` groups of neighbours.
     ``expert_gate`` makes shares of a router's logits, "softmax" or "sigmoid"; with
     ``has_expert_bias`` numbers count in the choice of experts alone. A query at position p is
@@ -192,8 +193,10 @@ class DecoderConfig(ModelConfig):
     is none, and so is a ``logit_soft_cap`` of 0. ``norms_values`` norms heads of values without
     weights; ``has_sinks`` adds a logit without a value to every head's softmax. A layer's input per
     token, if its width ``token_input_dim`` is not 0, has a table loaded in parts of
-    ``token_input_rows`` tokens. ``has_output_gate``: what attention gives is multiplied by the
-    sigmoid of a second half of the query projection. With ``latent`` heads there is one KV head,
+    ``token_input_rows`` tokens. What attention gives is multiplied by the
+    ``output_gate``: sigmoids of a second half of the query projection ("of_queries") or of a matrix
+    of its own ("per_output"), or a number "per_head" of such a matrix, of which ``head_gate`` is
+    the function, "sigmoid" or "softplus". With ``latent`` heads there is one KV head,
     whose rows of ``head_dim`` numbers are keys and values; ``rotary_dim`` is of their last ones.
     With ``has_streams`` every token has several residual streams (AltUp); a ``laurel_rank`` that is
     not 0 is that of a branch of two matrices beside attention (LAuReL). One that ``reads_hidden``
@@ -212,6 +215,7 @@ class DecoderConfig(ModelConfig):
     shared_ffn_dim: int = 0
     has_shared_gate: bool = False
     has_expert_norms: bool = False
+    routes_by_input: bool = False
     expert_gate: str = "softmax"
     expert_scale: float = 1.0
     n_expert_groups: int = 1
@@ -237,7 +241,8 @@ class DecoderConfig(ModelConfig):
     temperature_period: int = 0
     has_sinks: bool = False
     norms_values: bool = False
-    has_output_gate: bool = False
+    output_gate: str = "none"
+    head_gate: str = "sigmoid"
     token_input_dim: int = 0
     token_input_rows: int = 0
     has_output_scale: bool = False

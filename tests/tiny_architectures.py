@@ -56,6 +56,9 @@ class Family:
         has_window_pattern: files say which layers have a window.
         has_sinks: attention has sinks.
         has_fused_experts: gate and up of experts are one matrix.
+        output_gate: the output of attention has a gate by a matrix of its own, "per_output" or
+            "per_head".
+        has_file_gate: files say how shares are made of a router's logits.
         has_joint_width: files give the widths of gate and up together.
         keys: float metadata after the architecture's name. Scales and caps are far from 1 and
             small enough to show in the logits.
@@ -103,6 +106,8 @@ class Family:
     has_window_pattern: bool = False
     has_sinks: bool = False
     has_fused_experts: bool = False
+    output_gate: Literal["per_output", "per_head"] | None = None
+    has_file_gate: bool = False
     has_joint_width: bool = False
     keys: Mapping[str, float] = field(default_factory=dict)
 
@@ -141,6 +146,23 @@ FAMILIES: Mapping[str, Family] = {
     "glm-dsa": Family(is_latent=True, is_indexed=True, has_experts=True, has_expert_bias=True),
     "minicpm3": Family(is_latent=True),
     "plm": Family(is_latent=True, is_ungated=True),
+    "afmoe": Family(
+        post_norms=True,
+        qk_norm="head",
+        output_gate="per_output",
+        has_experts=True,
+        has_expert_bias=True,
+        has_expert_scales=True,
+    ),
+    "laguna": Family(
+        qk_norm="head",
+        output_gate="per_head",
+        has_experts=True,
+        has_expert_bias=True,
+        has_expert_scales=True,
+        has_shared_width=True,
+    ),
+    "spark2_5": Family(output_gate="per_head", has_window_pattern=True),
     "apertus": Family(qk_norm="head", is_ungated=True, has_xielu=True),
     "arcee": Family(is_ungated=True),
     "nanbeige": Family(),
@@ -199,6 +221,7 @@ FAMILIES: Mapping[str, Family] = {
     "mistral3": Family(
         keys={"attention.temperature_scale": 0.3, "rope.scaling.yarn_log_multiplier": 0.8}
     ),
+    "smallthinker": Family(has_experts=True, has_file_gate=True),
     "smollm3": Family(),
     "minicpm": Family(keys=SCALES),
     "seed_oss": Family(qkv_biases=True, ffn_norm="post_attention_norm"),

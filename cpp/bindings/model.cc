@@ -102,7 +102,13 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("has_large_keys", layer.heads.has_large_keys);
   reader.read("temperature_scale", layer.temperature_scale);
   reader.read("temperature_period", layer.temperature_period);
-  reader.read("has_output_gate", layer.has_output_gate);
+  reader.read_choice("output_gate", layer.output_gate,
+                     {{"none", OutputGate::kNone},
+                      {"of_queries", OutputGate::kOfQueries},
+                      {"per_output", OutputGate::kPerOutput},
+                      {"per_head", OutputGate::kPerHead}});
+  reader.read_choice("head_gate", layer.head_gate,
+                     {{"sigmoid", HeadGate::kSigmoid}, {"softplus", HeadGate::kSoftplus}});
   reader.read("n_conv_taps", layer.n_conv_taps);
   reader.read("n_delta_key_heads", layer.delta.n_key_heads);
   reader.read("n_delta_value_heads", layer.delta.n_value_heads);
@@ -118,6 +124,7 @@ LayerSpec make_layer(const py::dict& fields) {
                      {{"silu", Activation::kSilu},
                       {"gelu_tanh", Activation::kGeluTanh},
                       {"silu_clamped", Activation::kSiluClamped},
+                      {"relu", Activation::kRelu},
                       {"relu_squared", Activation::kReluSquared},
                       {"ungated_gelu", Activation::kUngatedGelu},
                       {"xielu", Activation::kXielu}});
@@ -140,6 +147,7 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read_choice("expert_gate", layer.expert_gate,
                      {{"softmax", ExpertGate::kSoftmax}, {"sigmoid", ExpertGate::kSigmoid}});
   reader.read("has_expert_bias", layer.has_expert_bias);
+  reader.read("routes_by_input", layer.routes_by_input);
   reader.read("shared_ffn_dim", layer.shared_ffn_dim);
   reader.read("has_shared_gate", layer.has_shared_gate);
   reader.read("has_expert_norms", layer.has_expert_norms);

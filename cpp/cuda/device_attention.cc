@@ -73,7 +73,8 @@ QuantisedRows DeviceDecoder::rounds_to(const Rows& rows, size_t layer) const {
   const LayerSpec& spec = config_.layers[layer];
   static_assert(kAttendRows < kTilesFromRows);  // by tiles nothing is rounded
   const bool fits = rows.n <= kAttendRows && spec.heads.value_dim % 32 == 0 &&
-                    spec.heads.out_dim() % kTileDepth == 0 && spec.latent.is_none() && !spec.has_output_gate;
+                    spec.heads.out_dim() % kTileDepth == 0 && spec.latent.is_none() &&
+                    !spec.has_output_gate();
   if (!fits || !is_quantised(weights_.host().layer(layer).attn_output)) return {};
   return rows_of(rows.state.q8_, rows.state.d8_, spec.heads.out_dim());
 }
@@ -138,7 +139,7 @@ void DeviceDecoder::add_attended(const Rows& rows, size_t layer, bool is_rounded
   const bool is_latent = !spec.latent.is_none();
   const size_t out_dim = is_latent ? spec.heads.n_heads * spec.latent.value_dim : spec.heads.out_dim();
   float* const attended = is_latent ? latent_values(rows, layer) : rows.attended(out_dim);
-  if (spec.has_output_gate) {
+  if (spec.has_output_gate()) {
     gate_by(rows, rows.qkv(spec), spec.qkv_dim(), attended, out_dim, GateKind::kSigmoid, w.attn_output);
   } else if (!is_rounded) {
     quantise(rows, attended, out_dim, w.attn_output);

@@ -19,6 +19,7 @@ GateKind gate_kind(Activation activation) {
       return GateKind::kGelu;
     case Activation::kSiluClamped:
       return GateKind::kSiluClamped;
+    case Activation::kRelu:
     case Activation::kReluSquared:  // of x gated by itself
       return GateKind::kRelu;
     case Activation::kUngatedGelu:  // refused by check_supported
@@ -47,8 +48,12 @@ void check_supported(const DecoderConfig& config) {
                "networks with xIELU, or GELU without a gate, do not run on a GPU yet", cure);
     EH2O_CHECK(layer.qkv_limit == 0.0f && !layer.has_joint_bias,
                "limits and joint biases of queries, keys and values do not run on a GPU yet", cure);
+    EH2O_CHECK(!layer.routes_by_input, "experts chosen by the input of their layer do not run on a GPU yet",
+               cure);
     EH2O_CHECK(!layer.has_expert_norms, "experts with norms of their own do not run on a GPU yet", cure);
     if (!layer.attends()) continue;
+    EH2O_CHECK(!layer.has_gate_matrix(),
+               "gates of attention by a matrix of their own do not run on a GPU yet", cure);
     EH2O_CHECK(layer.heads.index.is_none(),
                "attention to what an indexer chooses (DSA) does not run on a GPU yet", cure);
     EH2O_CHECK(!layer.qk_norm_after_rope || layer.qk_norm != QkNorm::kProjection,

@@ -75,6 +75,10 @@ void Decoder::forward(Span<const Step> steps, Workspace& workspace, const Observ
 // streams, x is the prediction of the first.
 void Decoder::run_layer(const LayerCall& call, const Observer& observer) const {
   if (config_.has_streams) predict(call);
+  if (call.spec().routes_by_input) {
+    const size_t first = call.first_output_row();
+    route_input(call, as_const(call.x().rows_from(first, call.x().rows - first)));
+  }
   switch (call.spec().mixer) {
     case MixerKind::kAttention:
     case MixerKind::kAttentionMamba2:
@@ -110,6 +114,7 @@ void Decoder::run_layer(const LayerCall& call, const Observer& observer) const {
 void Decoder::run_layer_together(const LayerCall& call, Span<const Step> steps, size_t n_rows) const {
   const MatView<float> x{call.buffers().x, n_rows, config_.model_dim, config_.model_dim};
   if (config_.has_streams) for_each_step(call, steps, predict);
+  if (call.spec().routes_by_input) route_input(call, as_const(x));
   switch (call.spec().mixer) {
     case MixerKind::kAttention:
     case MixerKind::kAttentionMamba2:

@@ -15,7 +15,7 @@ void check_latent(const LayerSpec& layer, const RopeConfig& rope) {
   EH2O_CHECK(latent.nope_dim > 0 && latent.value_dim > 0 && latent.rope_dim == 2 * rope.n_pairs(),
              "heads of latent attention have ", latent.nope_dim, " + ", latent.rope_dim,
              " dimensions, of which ", 2 * rope.n_pairs(), " are rotated, and values of ", latent.value_dim);
-  EH2O_CHECK(layer.qk_norm == QkNorm::kNone && !layer.norms_values && !layer.has_output_gate,
+  EH2O_CHECK(layer.qk_norm == QkNorm::kNone && !layer.norms_values && !layer.has_output_gate(),
              "latent attention with norms of heads, or a gate");
   const IndexHeads& index = layer.heads.index;
   EH2O_CHECK(!index.has_own() || (latent.q_rank > 0 && index.key_dim >= latent.rope_dim),
@@ -25,7 +25,7 @@ void check_latent(const LayerSpec& layer, const RopeConfig& rope) {
 
 void check_attention(const DecoderConfig& config, const LayerSpec& layer) {
   layer.heads.check();
-  EH2O_CHECK(!layer.has_output_gate || layer.heads.key_dim == layer.heads.value_dim,
+  EH2O_CHECK(!layer.has_output_gate() || layer.heads.key_dim == layer.heads.value_dim,
              "a gate of the output needs keys and values of one size");
   EH2O_CHECK(layer.rope < config.ropes.size(), "a layer asks for RoPE table ", layer.rope, " of ",
              config.ropes.size());
@@ -95,11 +95,13 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
   EH2O_CHECK(
       (layer.laurel_rank == 0 && !config.has_streams) ||
           (layer.mixer == MixerKind::kAttention && layer.ffn == FfnKind::kGated && layer.latent.is_none() &&
-           layer.has_pre_norm() && !layer.is_parallel && !layer.has_output_scale && !layer.has_output_gate &&
-           !config.centres_norms && !config.has_norm_biases),
+           layer.has_pre_norm() && !layer.is_parallel && !layer.has_output_scale &&
+           !layer.has_output_gate() && !config.centres_norms && !config.has_norm_biases),
       "LAuReL and several residual streams go with plain attention and plain networks");
   EH2O_CHECK(!layer.cuts_gate() || (layer.has_gate() && layer.ffn == FfnKind::kGated && layer.ffn_dim > 1),
              "a cutoff of a gate that is not there");
+  EH2O_CHECK(!layer.routes_by_input || (has_experts && !layer.has_expert_norms && !config.has_streams),
+             "only a plain mixture of experts is chosen by the input of its layer");
   EH2O_CHECK(layer.shared_ffn_dim == 0 || has_experts, "a shared expert without experts");
   EH2O_CHECK(layer.shared_ffn_dim > 0 || !layer.has_shared_gate, "a gate without a shared expert");
   EH2O_CHECK(layer.shared_ffn_dim > 0 || !layer.has_expert_norms, "norms of experts without a shared one");

@@ -111,7 +111,8 @@ void balance_keys(const DecoderConfig& config, size_t layer, LayerWeights& weigh
   const LayerSpec& spec = config.layers[layer];
   const AttentionHeads& heads = spec.heads;
   const float *q_bias = weights.attn_q.bias.data(), *k_bias = weights.attn_k.bias.data();
-  const size_t q_dim = heads.q_dim(), k_dim = heads.k_dim(), dim = heads.key_dim, gate_dim = spec.gate_dim();
+  const size_t q_dim = heads.q_dim(), k_dim = heads.k_dim(), dim = heads.key_dim,
+               gate_dim = spec.q_gate_dim();
   if (!weights.attn_qkv_bias.empty()) {
     q_bias = weights.attn_qkv_bias.data();
     k_bias = q_bias + gate_dim + q_dim;

@@ -18,10 +18,13 @@ namespace edgeh2o {
 enum class MixerKind : uint8_t { kAttention, kShortConv, kDeltaNet, kMamba2, kAttentionMamba2, kNone };
 // How a router's logits become shares: by a softmax over all experts, or each by a sigmoid of its own.
 enum class ExpertGate : uint8_t { kSoftmax, kSigmoid };
+// What multiplies the output of attention: a function of numbers that the query projection makes beside its
+// queries, one per output (Qwen3.5), or that a matrix of its own makes, one per output or one per head.
+enum class OutputGate : uint8_t { kNone, kOfQueries, kPerOutput, kPerHead };
 // A layer without a mixer or without a feed-forward network has the other.
 enum class FfnKind : uint8_t { kGated, kExperts, kNone };
 // The last three are of networks without a gate.
-enum class Activation : uint8_t { kSilu, kGeluTanh, kSiluClamped, kReluSquared, kUngatedGelu, kXielu };
+enum class Activation : uint8_t { kSilu, kGeluTanh, kSiluClamped, kRelu, kReluSquared, kUngatedGelu, kXielu };
 
 // Where a residual branch (mixer, feed-forward) is normalised: its input, its output, or both.
 enum class NormPlacement : uint8_t { kPre, kPost, kBoth };
@@ -59,9 +62,10 @@ struct LayerSpec {
   float temperature_scale = 0.0f;
   size_t temperature_period = 0;  // 0: none
 
-  float qkv_limit = 0.0f;        // queries, keys and values are clamped to +- this; 0: they are not
-  bool has_joint_bias = false;   // the biases of queries, keys and values are one vector
-  bool has_output_gate = false;  // the query projection also makes a gate for every output of attention
+  float qkv_limit = 0.0f;       // queries, keys and values are clamped to +- this; 0: they are not
+  bool has_joint_bias = false;  // the biases of queries, keys and values are one vector
+  OutputGate output_gate = OutputGate::kNone;
+  HeadGate head_gate = HeadGate::kSigmoid;  // of kPerHead; others are sigmoids
 
   size_t n_conv_taps = 0;  // tokens that a convolution sees, its own included
   DeltaHeads delta;        // of a delta net, which has a convolution too
@@ -82,6 +86,7 @@ struct LayerSpec {
   size_t n_expert_groups = 1, n_expert_groups_used = 1;
   ExpertGate expert_gate = ExpertGate::kSoftmax;
   bool has_expert_bias = false;  // numbers that count in the choice of experts, not in their shares
+  bool routes_by_input = false;  // the router reads what the layer gets, before its mixer, without a norm
   // Width of the expert that every token goes through beside its own; 0: none. Its gate is a number per
   // token, the sigmoid of a product with its input.
   size_t shared_ffn_dim = 0;
@@ -119,7 +124,14 @@ struct LayerSpec {
     if (mixer == MixerKind::kDeltaNet) return {delta, {}, delta.conv_dim(), n_conv_taps};
     return has_ssd() ? Recurrence{{}, ssd, ssd.conv_dim(), n_conv_taps} : Recurrence{};
   }
-  size_t gate_dim() const { return has_output_gate ? heads.q_dim() : 0; }
+  bool has_output_gate() const { return output_gate != OutputGate::kNone; }
+  bool has_gate_matrix() const { return has_output_gate() && output_gate != OutputGate::kOfQueries; }
+  size_t gate_dim() const {
+    if (!has_output_gate()) return 0;
+    return output_gate == OutputGate::kPerHead ? heads.n_heads : heads.q_dim();
+  }
+  // Rows of the query projection before the queries.
+  size_t q_gate_dim() const { return output_gate == OutputGate::kOfQueries ? gate_dim() : 0; }
   // What a layer with attention makes of its input.
   size_t qkv_dim() const { return gate_dim() + heads.q_dim() + heads.cached_dim() + heads.index.row_dim(); }
   // What latent attention has between its products, for so many rows at a time: the vectors that queries are

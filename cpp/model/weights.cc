@@ -160,7 +160,8 @@ void Weights::for_each_tensor(const F& f) {
       }
       linear(prefix + "attn_output", layer.attn_output, model_dim, heads.n_heads * latent.value_dim);
     } else if (spec.attends()) {
-      linear(prefix + "attn_q", layer.attn_q, spec.gate_dim() + heads.q_dim(), model_dim);
+      linear(prefix + "attn_q", layer.attn_q, spec.q_gate_dim() + heads.q_dim(), model_dim);
+      if (spec.has_gate_matrix()) linear(prefix + "attn_gate", layer.attn_gate, spec.gate_dim(), model_dim);
       if (heads.has_own_kv()) {
         linear(prefix + "attn_k", layer.attn_k, heads.k_dim(), model_dim);
         linear(prefix + "attn_v", layer.attn_v, heads.v_dim(), model_dim);

@@ -27,8 +27,9 @@ struct FeedForward {
 struct LayerWeights {
   std::vector<float> attn_norm, attn_post_norm;      // [model_dim], or empty
   std::vector<float> attn_norm_bias, ffn_norm_bias;  // [model_dim], or empty
-  // [gate_dim + q_dim], the gate first, [k_dim], [v_dim], [model_dim] outputs.
-  Linear attn_q, attn_k, attn_v, attn_output;
+  // [q_gate_dim + q_dim], the gate first, [k_dim], [v_dim], [model_dim] outputs; [gate_dim], where the gate
+  // has a matrix of its own.
+  Linear attn_q, attn_k, attn_v, attn_output, attn_gate;
   std::vector<float> attn_qkv_bias;  // of the first three, in place of their own; or empty
   std::vector<float> key_balance;    // [q_dim + k_dim] factors (model/key_balance.h), or empty
   bool has_even_keys = false;        // by these, or by factors in the norms of queries and keys

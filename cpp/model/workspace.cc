@@ -78,7 +78,9 @@ Activations::Activations(const DecoderConfig& config, const KernelTable& table, 
     ropes.push_back({cos, arena.take<float>(n_rows * rope.n_pairs())});
   }
   const size_t n_mixed = n_experts > 0 ? rows_at_once * config.model_dim : 0;
-  router = arena.take<float>(rows_at_once * n_experts);
+  const bool routes_by_input = std::any_of(config.layers.begin(), config.layers.end(),
+                                           [](const LayerSpec& layer) { return layer.routes_by_input; });
+  router = arena.take<float>((routes_by_input ? n_rows : rows_at_once) * n_experts);
   expert_rows = arena.take<float>(n_mixed);
   expert_input = arena.take<float>(n_mixed);
   mixed = arena.take<float>(n_mixed);

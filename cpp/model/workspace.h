@@ -42,7 +42,7 @@ struct Activations {
   size_t rows_at_once;           // rows that pass the linear layers at a time
 
   // Of a mixture of experts, for rows_at_once rows:
-  float* router;        // [rows_at_once][n_experts] logits
+  float* router;        // [rows_at_once][n_experts] logits, or of all rows where layers route by their input
   float* expert_rows;   // [rows_at_once][model_dim] input, then output of one expert
   float* expert_input;  // [rows_at_once][model_dim] normed rows
   float* mixed;         // [rows_at_once][model_dim] weighted sum of the outputs

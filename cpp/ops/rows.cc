@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/parallel.h"
+#include "ops/softplus.h"
 
 namespace edgeh2o {
 namespace {
@@ -161,6 +162,18 @@ void scale_columns(MatView<float> rows, Span<const float> factors) {
   parallel_for(rows.rows, [&](size_t i, size_t) {
     float* row = rows.row(i);
     for (size_t column = 0; column < rows.cols; ++column) row[column] *= factors.data[column];
+  });
+}
+
+void gate_heads(HeadGate function, MatView<const float> gates, MatView<float> x) {
+  const size_t head_dim = x.cols / gates.cols;
+  parallel_for(x.rows, [&](size_t i, size_t) {
+    float* head = x.row(i);
+    for (size_t h = 0; h < gates.cols; ++h, head += head_dim) {
+      const float gate = gates.row(i)[h];
+      const float factor = function == HeadGate::kSoftplus ? softplus(gate) : 1.0f / (1.0f + std::exp(-gate));
+      for (size_t column = 0; column < head_dim; ++column) head[column] *= factor;
+    }
   });
 }
 

@@ -52,6 +52,10 @@ using GateKernel = void (*)(float* out, const float* gate, const float* up, size
 MatmulInput gate_rows(const KernelTable& table, GateKernel kernel, MatView<const float> gate,
                       MatView<const float> up, const ActivationsOut& out, uint8_t* scratch);
 
+// Every head of every row of x, as many as gates has columns, times a function of its gate.
+enum class HeadGate : uint8_t { kSigmoid, kSoftplus };
+void gate_heads(HeadGate function, MatView<const float> gates, MatView<float> x);
+
 // xIELU of every number: see xielu_f32.
 struct Xielu {
   float positive = 0.0f, negative = 0.0f, beta = 0.0f, eps = 0.0f;

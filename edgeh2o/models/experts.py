@@ -45,6 +45,7 @@ class ExpertRule:
         has_dense_layers: the first layers may have one feed-forward network.
         has_scales: files say whether shares are normalised, may multiply them, and choose among
             groups of experts first.
+        reads_layer_input: routers read what their layer gets, before its mixer, without a norm.
         is_optional: files without experts are models of dense layers.
     """
 
@@ -57,6 +58,7 @@ class ExpertRule:
     has_bias: bool | Literal["optional"] = False
     has_dense_layers: bool = False
     has_scales: bool = False
+    reads_layer_input: bool = False
     is_optional: bool = False
 
 

@@ -6,6 +6,7 @@ from importlib import import_module
 
 # Each of these registers its architectures, one of its own name in most cases.
 MODULES = (
+    "afmoe",
     "apertus",
     "arcee",
     "baichuan",
@@ -61,6 +62,7 @@ MODULES = (
     "qwen3",
     "qwen35",
     "seed_oss",
+    "smallthinker",
     "smollm3",
     "stablelm",
 )

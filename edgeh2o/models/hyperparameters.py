@@ -180,6 +180,10 @@ def read_hyperparameters(
             replace(layer, head_dim=sliding_head_dim if layer.window else head_dim)
             for layer in layers
         )
+    if windows is not None and windows.has_own_rotary_dim:
+        sliding_rotary_dim = _read_rotary_dim(
+            keys, "rope.dimension_count_swa", head_dim, default=rotary_dim
+        )
     if shares_kv:
         # Of Gemma 3n all files say: without the key a wrong answer would look like one.
         layers = _share_kv(keys, layers, default=None if streams is not None else 0)
@@ -278,8 +282,10 @@ def _read_head_dim(keys: ArchitectureKeys, model_dim: int, n_heads: int) -> int:
     return head_dim
 
 
-def _read_rotary_dim(keys: ArchitectureKeys, key: str, head_dim: int) -> int:
-    rotary_dim = keys.integer(key, maximum=MAX_HEAD_DIM, default=head_dim)
+def _read_rotary_dim(
+    keys: ArchitectureKeys, key: str, head_dim: int, *, default: int | None = None
+) -> int:
+    rotary_dim = keys.integer(key, maximum=MAX_HEAD_DIM, default=default or head_dim)
     if rotary_dim > head_dim or rotary_dim % 2:
         raise FormatError(
             f"{keys.quoted(key)} is {rotary_dim}, but must be even and at most "

@@ -71,7 +71,7 @@ for _name in ("qwen35", "qwen35moe", "qwen3next"):
             rope=RopeRule(has_sections=not _is_next),
             hybrid=HybridRule(mixer="delta_net", is_grouped=_is_next),
             experts=ExpertRule(shared="gated") if _has_experts else None,
-            has_output_gate=True,
+            output_gate="of_queries",
             has_drafting_layers=True,
             can_draft=not _is_next,
             tensors=(

@@ -128,6 +128,7 @@ def _make_config(
         has_expert_norms=spec.experts is not None
         and spec.experts.has_norms
         and feed_forward.n_experts > 0,
+        routes_by_input=spec.experts is not None and spec.experts.reads_layer_input,
         expert_gate=feed_forward.gate,
         expert_scale=feed_forward.scale,
         n_expert_groups=feed_forward.n_groups,
@@ -158,7 +159,8 @@ def _make_config(
         has_output_scale=spec.has_output_scale,
         has_streams=spec.streams is not None,
         laurel_rank=shape.laurel_rank,
-        has_output_gate=spec.has_output_gate,
+        output_gate=spec.output_gate,
+        head_gate=spec.head_gate,
         embedding_scale=math.sqrt(shape.model_dim) if spec.scales_embedding_by_width else 1.0,
         tied_embeddings=OUTPUT_TENSOR not in gguf.tensors,
         has_output_bias=OUTPUT_BIAS in gguf.tensors,
@@ -209,7 +211,8 @@ def _read_frequencies(
         tables["long_rope_after"] = shape.original_context
     if spec.windows is not None and any(layer.window for layer in shape.layers):
         base, scaling = shape.sliding_rope_base, shape.sliding_rope_scaling
-        is_other = (base, scaling) != (shape.rope_base, shape.rope_scaling)
+        sliding = base, scaling, shape.sliding_rotary_dim
+        is_other = sliding != (shape.rope_base, shape.rope_scaling, shape.rotary_dim)
         if is_other or spec.windows.has_own_heads:
             tables["sliding_rope_inv_freq"] = inverse_frequencies(
                 shape.sliding_rotary_dim, base, scaling

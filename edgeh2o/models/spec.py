@@ -67,7 +67,7 @@ class ArchitectureSpec:
         scales_embedding_by_width: embeddings are multiplied by ``sqrt(model_dim)``.
         depth_scales: scales that follow from width and depth, which files do not say; None: none.
         attention_scale: factor of attention logits; None: one over the root of the head size.
-        norms_values, has_sinks, has_output_scale, has_output_gate: see ``DecoderConfig``.
+        norms_values, has_sinks, has_output_scale, output_gate, head_gate: see ``DecoderConfig``.
         shares_kv: the last layers may read the keys and values of others.
         has_token_inputs: layers may have inputs of their own per token.
         streams: None: every token has one residual stream.
@@ -114,7 +114,8 @@ class ArchitectureSpec:
     norms_values: bool = False
     has_sinks: bool = False
     has_output_scale: bool = False
-    has_output_gate: bool = False
+    output_gate: Literal["none", "of_queries", "per_output", "per_head"] = "none"
+    head_gate: Literal["sigmoid", "softplus"] = "sigmoid"
     shares_kv: bool = False
     has_token_inputs: bool = False
     streams: StreamRule | None = None

@@ -22,20 +22,24 @@ class SlidingWindows:
     Attributes:
         full_every: every so many layers one has full attention, the last of each period; 0 means
             that all layers have a window.
+        is_full_first: it is the first of each period.
         default: width in positions if the file has no key; None: a file without it has no windows.
         n_layers_by_default: the default is for the model of the family with so many layers; 0: all.
         is_required: the file must say how wide they are and which layers have one.
         has_own_heads: heads of layers with a window have another size, which the file gives, and a
             rotary embedding of their own, without the tensors of the others.
+        has_own_rotary_dim: files may say how much of a head is rotated in layers with a window.
         rope_base: base of the rotary embedding in layers with a window; None: that of the model.
         has_plain_rope: RoPE scaling is only for the layers with full attention.
     """
 
     full_every: int = 0
+    is_full_first: bool = False
     default: int | None = None
     n_layers_by_default: int = 0
     is_required: bool = False
     has_own_heads: bool = False
+    has_own_rotary_dim: bool = False
     rope_base: float | None = None
     has_plain_rope: bool = False
 
@@ -72,10 +76,10 @@ def read_windows(keys: ArchitectureKeys, rule: SlidingWindows | None) -> tuple[i
         )
     if rule.is_required and not keys.has(PATTERN_KEY):
         raise FormatError(f"{keys.quoted(PATTERN_KEY)} is missing; the file is incomplete")
-    return tuple(window * has_window for has_window in _read_pattern(keys, rule.full_every))
+    return tuple(window * has_window for has_window in _read_pattern(keys, rule))
 
 
-def _read_pattern(keys: ArchitectureKeys, default: int) -> tuple[bool, ...]:
+def _read_pattern(keys: ArchitectureKeys, rule: SlidingWindows) -> tuple[bool, ...]:
     """An array of booleans, one per layer, or the period of an alternating pattern."""
     import numpy as np  # here, because the weights are being read before it is imported
 
@@ -83,5 +87,6 @@ def _read_pattern(keys: ArchitectureKeys, default: int) -> tuple[bool, ...]:
     if isinstance(keys.metadata.get(name), np.ndarray):
         pattern = keys.metadata.get_array(name, kinds="b", length=keys.n_layers)
         return tuple(pattern.tolist())
-    period = keys.metadata.get_int(name, default=default, minimum=0, maximum=MAX_PERIOD)
-    return tuple(period == 0 or layer % period < period - 1 for layer in range(keys.n_layers))
+    period = keys.metadata.get_int(name, default=rule.full_every, minimum=0, maximum=MAX_PERIOD)
+    full = 0 if rule.is_full_first else period - 1
+    return tuple(period == 0 or layer % period != full for layer in range(keys.n_layers))

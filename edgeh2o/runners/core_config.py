@@ -30,7 +30,8 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
         "qk_norm_after_rope": config.qk_norm_after_rope,
         "has_sinks": config.has_sinks,
         "norms_values": config.norms_values,
-        "has_output_gate": config.has_output_gate,
+        "output_gate": config.output_gate,
+        "head_gate": config.head_gate,
         "token_input_dim": config.token_input_dim,
         "has_output_scale": config.has_output_scale,
         "laurel_rank": config.laurel_rank,
@@ -47,6 +48,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
         "shared_ffn_dim": config.shared_ffn_dim,
         "has_shared_gate": config.has_shared_gate,
         "has_expert_norms": config.has_expert_norms,
+        "routes_by_input": config.routes_by_input,
         "expert_gate": config.expert_gate,
         "has_expert_bias": config.has_expert_bias,
         "norm_placement": config.norm_placement,
@@ -98,7 +100,7 @@ def _core_layer(layer: LayerConfig, config: DecoderConfig) -> dict[str, Any]:
         ffn = "gated" if layer.ffn_dim else "none"
         fields.update(ffn=ffn, n_experts=0, n_experts_used=0, has_expert_bias=False)
         fields.update(shared_ffn_dim=0, n_expert_groups=1, n_expert_groups_used=1)
-        fields.update(has_expert_norms=False)
+        fields.update(has_expert_norms=False, routes_by_input=False)
     if not fields.pop("has_rope"):
         return {**fields, "rope": 1 + bool(config.sliding_rope_inv_freq)}
     return {**fields, "rope": int(layer.window > 0 and bool(config.sliding_rope_inv_freq))}

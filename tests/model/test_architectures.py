@@ -53,6 +53,17 @@ MODELS = {
     "deepseek-dense-layers": {"architecture": "deepseek", "n_layers": 3, "n_dense_layers": 2},
     "ernie4_5-moe-shared": {"architecture": "ernie4_5-moe", "shared_ffn_dim": 80},
     "deepseek2-dense": {"architecture": "deepseek2", "n_experts": 0, "tied": False},
+    "afmoe": {"architecture": "afmoe", "n_layers": 4, "sliding_window": NARROW},
+    "laguna": {
+        **{"architecture": "laguna", "n_layers": 5, "n_heads": (4, 6, 6, 6, 4)},
+        **{"sliding_window": NARROW, "sliding_window_pattern": 4, "shared_ffn_dim": 80},
+        **{"rotary_dim": 8, "rotary_dim_sliding": 16},
+    },
+    "smallthinker-windows": {
+        **{"architecture": "smallthinker", "n_layers": 5, "sliding_window": NARROW},
+        "has_softmax_gate": True,
+    },
+    "spark2_5": {"architecture": "spark2_5", "n_layers": 3, "sliding_window": NARROW},
     "cohere2": {"architecture": "cohere2", "n_layers": 4, "sliding_window": NARROW},
     "starcoder2": {"architecture": "starcoder2", "biases": True},
     "starcoder2-window": {"architecture": "starcoder2", "sliding_window": NARROW},

@@ -24,12 +24,13 @@ TABLE_TOLERANCE = 4e-3
 WITH_GELU = (
     *("starcoder2", "phi2", "phi2_fused", "gptneox", "gptneox_sequential"),
     *("falcon", "falcon_two_norms", "codeshell", "codeshell_fused"),
+    *("spark2_5", "spark2_5_fused"),
 )
 
 
 def tolerance_of(case: str) -> float:
     # Of a layer; errors of the 25 layers of gemma3n add up.
-    n_gelus = {"gemma3n": 6, "gemma3n_wide": 2, "gemma4": 2}.get(case, 1)
+    n_gelus = {"gemma3n": 6, "gemma3n_wide": 2, "gemma4": 2, "spark2_5": 2}.get(case, 1)
     has_table = case in WITH_GELU or case.startswith("gemma")
     return n_gelus * TABLE_TOLERANCE if has_table else TOLERANCE
 

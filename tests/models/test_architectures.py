@@ -110,6 +110,19 @@ def test_baichuan_with_alibi_is_refused(tmp_path: Path) -> None:
         read(path)
 
 
+def test_gates_of_attention(tiny_model: TinyModelFactory, tmp_path: Path) -> None:
+    gates = {name: read_tiny(tiny_model, name) for name in ("afmoe", "laguna", "spark2_5")}
+    assert [config.output_gate for config in gates.values()] == ["per_output", *["per_head"] * 2]
+    assert [config.head_gate for config in gates.values()] == ["sigmoid", "softplus", "sigmoid"]
+
+    def widen(tensors: Tensors) -> None:  # as that of the largest Laguna
+        tensors["blk.1.attn_gate.weight"] = tensors["blk.1.attn_q.weight"]
+
+    path = write_tiny(tmp_path, "laguna", edit=widen)
+    with pytest.raises(FormatError, match=r"'blk\.1\.attn_gate\.weight' has shape \[32, 32\]"):
+        read(path)
+
+
 def test_qwen_gives_the_widths_of_gate_and_up_together(tiny_model: TinyModelFactory) -> None:
     path = tiny_model(architecture="qwen", **SHAPE)
     with open_gguf(path) as file:

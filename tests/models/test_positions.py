@@ -16,6 +16,9 @@ from edgeh2o.models.rope import RopeScaling, attention_factor, inverse_frequenci
 from tests.models.tiny_file import SHAPE, read, read_tiny, write_tiny
 from tests.tiny_models import TinyModelFactory
 
+# Of models with windows only layers with one have positions.
+ROTATING_WINDOWS = ("exaone4", "afmoe", "smallthinker")
+
 
 @pytest.mark.parametrize(
     ("architecture", "options", "layers"),
@@ -37,6 +40,11 @@ from tests.tiny_models import TinyModelFactory
         ("gemma3", {"sliding_window": 5, "sliding_window_pattern": 1}, ""),
         ("olmo2", {"sliding_window": 5}, "www.ww"),
         ("mellum", {"sliding_window": 5}, "www.ww"),
+        ("afmoe", {"sliding_window": 5}, "www.ww"),
+        ("laguna", {"sliding_window": 5}, ".www.w"),
+        ("laguna", {"sliding_window": 5, "sliding_window_pattern": 2}, ".w.w.w"),
+        ("smallthinker", {}, ""),
+        ("smallthinker", {"sliding_window": 5}, ".www.w"),
         ("exaone4", {}, ""),
         ("exaone4", {"sliding_window": 5}, "www.ww"),
         ("exaone4", {"n_layers": 64}, "www." * 16),
@@ -49,7 +57,9 @@ def test_layers_with_a_window(
     width = options.get("sliding_window", 4096)
     expected = [width if layer == "w" else 0 for layer in layers or "." * SHAPE["n_layers"]]
     assert [layer.window for layer in config.layers] == expected
-    has_rope = [not layers or architecture != "exaone4" or layer == "w" for layer in layers]
+    has_rope = [
+        not layers or architecture not in ROTATING_WINDOWS or layer == "w" for layer in layers
+    ]
     assert [layer.has_rope for layer in config.layers] == (has_rope or [True] * SHAPE["n_layers"])
 
 
@@ -75,6 +85,13 @@ def test_layers_with_a_window_have_their_own_rope(tiny_model: TinyModelFactory) 
     np.testing.assert_allclose(np.divide(olmo3.sliding_rope_inv_freq, olmo3.rope_inv_freq), 4.0)
     mellum = read_tiny(tiny_model, "mellum", **scaled)
     np.testing.assert_allclose(np.divide(mellum.sliding_rope_inv_freq, mellum.rope_inv_freq), 4.0)
+
+
+def test_windows_may_rotate_another_part_of_heads(tiny_model: TinyModelFactory) -> None:
+    options = {"sliding_window": 5, "rotary_dim": 4}
+    config = read_tiny(tiny_model, "laguna", rotary_dim_sliding=8, **options)
+    assert (len(config.rope_inv_freq), len(config.sliding_rope_inv_freq)) == (2, 4)
+    assert len(read_tiny(tiny_model, "laguna", **options).sliding_rope_inv_freq) == 2
 
 
 def test_a_granite_without_positions(read_with_key: Callable[..., DecoderConfig]) -> None:

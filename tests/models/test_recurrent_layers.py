@@ -143,7 +143,7 @@ def test_layers_of_qwen35(tiny_model: TinyModelFactory) -> None:
     first = config.layers[0]
     assert (first.n_delta_key_heads, first.n_delta_value_heads, first.delta_head_dim) == (2, 4, 32)
     assert (first.n_conv_taps, first.has_grouped_delta_heads) == (4, False)
-    assert config.has_output_gate and config.is_recurrent and not config.has_like_layers
+    assert config.output_gate == "of_queries" and config.is_recurrent and not config.has_like_layers
     assert read_tiny(tiny_model, "qwen3next").layers[0].has_grouped_delta_heads
 
 

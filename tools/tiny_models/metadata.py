@@ -37,6 +37,9 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
             writer.add_expert_shared_feed_forward_length(shared_ffn_dim)
     if model.family.has_sections:
         writer.add_rope_dimension_sections(rope_sections(model.n_pairs))
+    if model.family.has_file_gate:
+        gates = ExpertGatingFuncType
+        writer.add_expert_gating_func(gates.SOFTMAX if model.has_softmax_gate else gates.SIGMOID)
     writer.add_head_count(model.n_heads)
     if model.family.is_latent:
         add_latent_metadata(writer, model)
@@ -60,6 +63,9 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_key_length(model.head_dim)
         writer.add_value_length(model.head_dim)
     writer.add_rope_dimension_count(2 * model.n_pairs)
+    if model.rotary_dim_sliding is not None:
+        key = f"{model.architecture}.rope.dimension_count_swa"
+        writer.add_uint32(key, model.rotary_dim_sliding)
     writer.add_rope_freq_base(model.rope_base)
     if model.family.has_layer_norm:
         writer.add_layer_norm_eps(model.norm_eps)

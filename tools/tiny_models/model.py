@@ -50,6 +50,7 @@ class TinyModel:
             (indexer_period) have one of.
         has_matrices_per_head: its keys and values have matrices per head, of deepseek2.
         rotary_dim: rotated elements per head; None for head_dim.
+        rotary_dim_sliding: of layers with a window; None for no key.
         rotates: there is a rotary embedding, of granitehybrid.
         rope_scaling: None, "linear" or "yarn" (a factor in the metadata), "llama3" (a factor per
             frequency in the tensor rope_freqs.weight), or "longrope" (two such tensors).
@@ -121,6 +122,7 @@ class TinyModel:
     rope_pattern: tuple[bool, ...] | None = None
     is_fused: bool = False
     rotary_dim: int | None = None
+    rotary_dim_sliding: int | None = None
     rotates: bool = False
     rope_base: float = 10000.0
     rope_scaling: str | None = None

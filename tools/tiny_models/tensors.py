@@ -166,8 +166,13 @@ def _add_attention(
         for name, size in zip(("attn_q_norm", "attn_k_norm"), norm_dims, strict=True):
             normal(f"blk.{layer}.{name}.weight", size, std=0.1, mean=1.0)
     std = (ATTENTION_LOGIT_STD / width) ** 0.5
+    gate = []
+    if family.output_gate is not None:
+        rows = n_heads if family.output_gate == "per_head" else q_dim
+        gate = [("attn_gate", rows, width, width**-0.5)]
     # Beside delta nets attention is gated: a query and a gate per head.
     return [
+        *gate,
         ("attn_q", 2 * q_dim if family.has_delta_net else q_dim, width, std),
         ("attn_k", kv_dim, width, std),
         ("attn_v", kv_dim, width, width**-0.5),

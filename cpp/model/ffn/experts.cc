@@ -20,7 +20,30 @@ void run_expert(const LayerCall& call, const FeedForward& ffn, MatView<const flo
   matmul(call.table(), product, {&down, 1}, a.scratch);
 }
 
+// Logits of the router for rows x of the residual stream, of which the layer may have all rows'.
+MatView<float> router_logits(const LayerCall& call, MatView<const float> x) {
+  const Activations& a = call.buffers();
+  const size_t n_experts = call.spec().n_experts;
+  const size_t first = call.spec().routes_by_input ? static_cast<size_t>(x.data - a.x) / x.stride : 0;
+  return {a.router + first * n_experts, x.rows, n_experts, n_experts};
+}
+
+void multiply_router(const LayerCall& call, MatView<const float> rows, MatView<float> logits) {
+  const Linear& router = call.layer_weights().ffn_router;
+  const MatmulInput input = pack_rows(call.table(), rows, packed_for(call, {&router}));
+  const MatmulOutput output = output_of(router, logits.data, logits.stride);
+  matmul(call.table(), input, {&output, 1}, call.buffers().scratch);
+}
+
 }  // namespace
+
+void route_input(const LayerCall& call, MatView<const float> x) {
+  const size_t rows_at_once = call.buffers().rows_at_once;
+  for (size_t first = 0; first < x.rows; first += rows_at_once) {
+    const MatView<const float> rows = x.rows_from(first, std::min(rows_at_once, x.rows - first));
+    multiply_router(call, rows, router_logits(call, rows));
+  }
+}
 
 RoutingRule routing_rule(const LayerSpec& spec, const LayerWeights& weights) {
   return {spec.normalises_experts,
@@ -56,9 +79,8 @@ void add_experts(const LayerCall& call, MatView<float> x) {
   } else {
     norm_input(w.ffn_norm, w.ffn_norm_bias);
   }
-  const MatmulOutput router = output_of(w.ffn_router, a.router, n_experts);
-  matmul(table, pack_rows(table, rows, packed_for(call, {&w.ffn_router})), {&router, 1}, a.scratch);
-  const MatView<float> logits{a.router, n, n_experts, n_experts};
+  const MatView<float> logits = router_logits(call, as_const(x));
+  if (!spec.routes_by_input) multiply_router(call, rows, logits);
   if (spec.has_expert_norms) {
     scale_logits(table, logits, 1.0f / std::sqrt(static_cast<float>(dim)), 0.0f);
     norm_input(w.ffn_expert_norm);

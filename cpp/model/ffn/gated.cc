@@ -12,7 +12,8 @@ GateKernel gate_kernel(const KernelTable& table, Activation activation) {
       return table.geglu_f32;
     case Activation::kSiluClamped:
       return table.swiglu_clamped_f32;
-    case Activation::kReluSquared:
+    case Activation::kRelu:
+    case Activation::kReluSquared:  // of x gated by itself
       return table.reglu_f32;
     case Activation::kUngatedGelu:
       return table.gelu_f32;

@@ -38,24 +38,28 @@ void project_qkv(const LayerCall& call, MatView<float> x, size_t first_row, cons
   if (!spec.latent.is_none()) return project_latent(call, x, first_row, qkv.q, qkv.k, qkv.index);
   const size_t n = qkv.q.rows, stride = qkv.q.stride;
   const bool has_own_kv = spec.heads.has_own_kv();
+  const Linear* gate = spec.has_gate_matrix() ? &w.attn_gate : &w.attn_q;
   const MatmulInput input =
-      has_own_kv ? begin_branch(call, x, w.attn_norm, {&w.attn_q, &w.attn_k, &w.attn_v}, w.attn_norm_bias)
-                 : begin_branch(call, x, w.attn_norm, {&w.attn_q}, w.attn_norm_bias);
-  const MatmulOutput q_output = output_of(w.attn_q, qkv.q.data - spec.gate_dim(), stride);
+      has_own_kv
+          ? begin_branch(call, x, w.attn_norm, {&w.attn_q, gate, &w.attn_k, &w.attn_v}, w.attn_norm_bias)
+          : begin_branch(call, x, w.attn_norm, {&w.attn_q, gate}, w.attn_norm_bias);
+  MatmulOutput outputs[4] = {output_of(w.attn_q, qkv.q.data - spec.q_gate_dim(), stride)};
+  size_t n_outputs = 1;
   if (has_own_kv) {
-    MatmulOutput outputs[] = {q_output, output_of(w.attn_k, qkv.k.data, stride),
-                              output_of(w.attn_v, qkv.v.data, stride)};
-    if (!w.attn_qkv_bias.empty()) {
-      const float* bias = w.attn_qkv_bias.data();
-      for (MatmulOutput& output : outputs) {
-        output.bias = bias;
-        bias += output.weight->rows();
-      }
-    }
-    matmul(table, input, {outputs, 3}, call.buffers().scratch);
-  } else {
-    matmul(table, input, {&q_output, 1}, call.buffers().scratch);
+    outputs[n_outputs++] = output_of(w.attn_k, qkv.k.data, stride);
+    outputs[n_outputs++] = output_of(w.attn_v, qkv.v.data, stride);
   }
+  if (!w.attn_qkv_bias.empty()) {
+    const float* bias = w.attn_qkv_bias.data();
+    for (MatmulOutput& output : Span<MatmulOutput>{outputs, n_outputs}) {
+      output.bias = bias;
+      bias += output.weight->rows();
+    }
+  }
+  if (spec.has_gate_matrix()) {
+    outputs[n_outputs++] = output_of(w.attn_gate, qkv.q.data - spec.gate_dim(), stride);
+  }
+  matmul(table, input, {outputs, n_outputs}, call.buffers().scratch);
 
   if (spec.qkv_limit > 0.0f) {
     for (const MatView<float>& rows : {qkv.q, qkv.k, qkv.v}) clamp_rows(rows, spec.qkv_limit);
@@ -130,7 +134,11 @@ void add_attended(const LayerCall& call, MatView<float> x, const Qkv& qkv, MatVi
   const LayerWeights& w = call.layer_weights();
   const LayerSpec& spec = call.spec();
   const auto gated = [&] {
-    const MatView<const float> gate{qkv.q.data - spec.gate_dim(), x.rows, attended.cols, qkv.q.stride};
+    const MatView<const float> gate{qkv.q.data - spec.gate_dim(), x.rows, spec.gate_dim(), qkv.q.stride};
+    if (spec.output_gate == OutputGate::kPerHead) {
+      gate_heads(spec.head_gate, gate, attended);
+      return output_input(call, as_const(attended));
+    }
     const PackedOut packed = packed_for(call, {&w.attn_output});
     MatView<float> floats = attended;
     if (packed.packed) floats.data = nullptr;
@@ -138,8 +146,8 @@ void add_attended(const LayerCall& call, MatView<float> x, const Qkv& qkv, MatVi
                      call.buffers().scratch);
   };
   if (spec.laurel_rank > 0) add_laurel(call, x);
-  end_branch(call, x, spec.has_output_gate ? gated() : output_input(call, as_const(attended)), w.attn_output,
-             w.attn_post_norm);
+  end_branch(call, x, spec.has_output_gate() ? gated() : output_input(call, as_const(attended)),
+             w.attn_output, w.attn_post_norm);
   if (spec.laurel_rank > 0) scale_branches(call, x);
 }
 

@@ -29,6 +29,8 @@ REFUSED = {
     "gemma4-experts": "experts with norms of their own",
     "apertus": "networks with xIELU",
     "chatglm-fused": "joint biases of queries, keys and values",
+    **dict.fromkeys(("afmoe", "laguna", "spark2_5"), "gates of attention by a matrix of their own"),
+    "smallthinker": "experts chosen by the input of their layer",
     "plamo": "feed-forward networks beside attention",
     "qwen": "joint biases of queries, keys and values",
     "phimoe": "biases of norms and of the output",

@@ -10,7 +10,7 @@ from tests.reference.cached_rows import stored
 from tests.reference.indexer import choose_tokens, index_scores, layer_norm, margin_of
 from tests.reference.softmax_state import Array
 
-from .feed_forward import sigmoid, softmax
+from .feed_forward import sigmoid, softmax, softplus
 from .latent import absorbed_queries, absorbed_values
 from .rope import RopeLayout, rotate
 from .rows import Rows
@@ -60,6 +60,10 @@ class AttentionBlocks:
         output = run(q, *self._kv[source]).transpose(1, 0, 2).reshape(len(x), -1)
         if self.config.family.is_delta_net:
             output = output * sigmoid(self._query_halves(layer, normed)[1])
+        if f"{prefix}attn_gate.weight" in self.weights:
+            gates = self.rows.linear(prefix + "attn_gate", normed)
+            factors = softplus(gates) if self.config.family.has_softplus_gate else sigmoid(gates)
+            output = output * np.repeat(factors, output.shape[1] // gates.shape[1], axis=1)
         return self.rows.linear(prefix + "attn_output", output)
 
     def attend_latent(

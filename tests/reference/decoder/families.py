@@ -14,11 +14,12 @@ class Family:
         is_interleaved: the two elements of a rotated pair are neighbours in the file.
         has_interleaved_indexer: so are those of indexers, not half a rotated part apart.
         window_period: every so many layers one has no window; 0: all have one.
+        is_full_first: the first of a period has none, not the last.
         sliding_base: RoPE base of layers with a window, which have no scaling; None: as others.
         rotates_windows_only: of a model with windows, other layers have no rotary embedding.
         no_rope_period: every so many layers the last has no rotary embedding; 0: all have one.
         norms_after_rope: queries and keys are normed when they have been rotated.
-        has_gelu: the gate is a GELU, and embeddings are multiplied by sqrt(model_dim).
+        has_gelu, has_relu: the gate is a GELU, or ReLU.
         normalises_experts: the weights of a token's experts add up to 1.
         is_gemma4: values are normed without weights, attention logits are not scaled, layers with
             a window have a rotary embedding and heads of their own.
@@ -28,6 +29,9 @@ class Family:
         has_sigmoid_gate: a token's experts have the sigmoid of their logit as their share, and are
             chosen by this and a bias.
         is_delta_net: layers without a Q matrix have a gated delta net, and attention has a gate.
+        has_softplus_gate: what multiplies the heads of attention is no sigmoid.
+        routes_by_input: routers of experts read what a layer gets, without a norm.
+        scales_embedding: embeddings are multiplied by sqrt(model_dim).
         has_grouped_heads: neighbouring value heads of a delta net share a key head, and its gates
             are one matrix.
         depth_scales: factors of embeddings, of branches times sqrt(n_layers), and of logits times
@@ -46,6 +50,7 @@ class Family:
     is_interleaved: bool = False
     has_interleaved_indexer: bool = False
     window_period: int = 0
+    is_full_first: bool = False
     sliding_base: float | None = None
     rotates_windows_only: bool = False
     no_rope_period: int = 0
@@ -58,6 +63,10 @@ class Family:
     output_norm: str = "output_norm"
     has_sigmoid_gate: bool = False
     is_delta_net: bool = False
+    has_softplus_gate: bool = False
+    scales_embedding: bool = False
+    routes_by_input: bool = False
+    has_relu: bool = False
     has_grouped_heads: bool = False
     depth_scales: tuple[float, float, float] | None = None
     ffn_norm: str = "ffn_norm"
@@ -75,10 +84,15 @@ class Family:
             return self.ungated or "relu"
         if self.has_clamped_gate:
             return "clamped"
+        if self.has_relu:
+            return "relu"
         return "gelu" if self.has_gelu else "silu"
 
 
 FAMILIES: Mapping[str, Family] = {
+    "afmoe": Family(
+        window_period=4, no_rope_period=4, rotates_windows_only=True, scales_embedding=True
+    ),
     "apertus": Family(is_ungated=True, ungated="xielu"),
     "arcee": Family(is_interleaved=True, is_ungated=True),
     "baichuan": Family(is_interleaved=True),
@@ -113,11 +127,13 @@ FAMILIES: Mapping[str, Family] = {
     "exaone": Family(),
     "exaone4": Family(window_period=4, rotates_windows_only=True),
     "exaone-moe": Family(rotates_windows_only=True),
-    "gemma": Family(has_gelu=True),
-    "gemma2": Family(window_period=2, has_gelu=True),
-    "gemma3": Family(window_period=6, sliding_base=10000.0, has_gelu=True),
-    "gemma3n": Family(is_gemma4=True, has_streams=True, sliding_base=10000.0, has_gelu=True),
-    "gemma4": Family(is_gemma4=True, sliding_base=10000.0, has_gelu=True),
+    "gemma": Family(has_gelu=True, scales_embedding=True),
+    "gemma2": Family(window_period=2, has_gelu=True, scales_embedding=True),
+    "gemma3": Family(window_period=6, sliding_base=10000.0, has_gelu=True, scales_embedding=True),
+    "gemma3n": Family(
+        is_gemma4=True, has_streams=True, sliding_base=10000.0, has_gelu=True, scales_embedding=True
+    ),
+    "gemma4": Family(is_gemma4=True, sliding_base=10000.0, has_gelu=True, scales_embedding=True),
     "falcon": Family(
         is_ungated=True, ungated="ungated_gelu", has_layer_norm=True, is_parallel=True
     ),
@@ -137,6 +153,9 @@ FAMILIES: Mapping[str, Family] = {
     "hunyuan-moe": Family(norms_after_rope=True),
     "internlm2": Family(is_interleaved=True),
     "jais2": Family(is_ungated=True, has_layer_norm=True),
+    "laguna": Family(
+        window_period=4, is_full_first=True, sliding_base=10000.0, has_softplus_gate=True
+    ),
     "lfm2": Family(output_norm="token_embd_norm"),
     "lfm2moe": Family(output_norm="token_embd_norm", has_sigmoid_gate=True),
     "llama": Family(is_interleaved=True),
@@ -180,7 +199,15 @@ FAMILIES: Mapping[str, Family] = {
     "qwen35moe": Family(is_delta_net=True, ffn_norm="post_attention_norm"),
     "qwen3next": Family(is_delta_net=True, has_grouped_heads=True, ffn_norm="post_attention_norm"),
     "seed_oss": Family(ffn_norm="post_attention_norm"),
+    "smallthinker": Family(
+        window_period=4,
+        is_full_first=True,
+        rotates_windows_only=True,
+        routes_by_input=True,
+        has_relu=True,
+    ),
     "smollm3": Family(is_interleaved=True, no_rope_period=4),
+    "spark2_5": Family(sliding_base=10000.0, has_gelu=True),
     "stablelm": Family(has_layer_norm=True),
     "starcoder2": Family(is_ungated=True, ungated="ungated_gelu", has_layer_norm=True),
     "xverse": Family(is_interleaved=True),

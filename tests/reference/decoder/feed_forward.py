@@ -92,6 +92,10 @@ def sigmoid(logits: Array) -> Array:
     return 1.0 / (1.0 + np.exp(-logits))
 
 
+def softplus(logits: Array) -> Array:
+    return np.log1p(np.exp(logits))
+
+
 def mixture(
     linear: Linear,
     prefix: str,

@@ -10,7 +10,8 @@ from .feed_forward import ACTIVATIONS, by_cutoff, by_xielu, gated, mixture, sigm
 from .rows import Rows
 
 
-def ffn_block(rows: Rows, prefix: str, x: Array) -> Array:
+def ffn_block(rows: Rows, prefix: str, x: Array, layer_input: Array) -> Array:
+    """Of rows x, or of experts that may be chosen by what the layer has got."""
     config = rows.config
     if config.family.activation == "xielu":
         activate = by_xielu(*config.xielu[int(prefix.split(".")[1])])
@@ -47,6 +48,7 @@ def ffn_block(rows: Rows, prefix: str, x: Array) -> Array:
         biases=rows.weights.get(f"{prefix}exp_probs_b.bias", 0.0),
         n_groups=config.n_expert_groups,
         n_groups_used=config.n_expert_groups_used,
+        router_input=layer_input if config.family.routes_by_input else None,
     )
     out = out * config.expert_scale
     if f"{prefix}ffn_up_shexp.weight" in rows.weights:

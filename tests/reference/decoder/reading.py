@@ -143,7 +143,8 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
     pattern = keys.value("attention.sliding_window_pattern", family.window_period)
     if not isinstance(pattern, list):
         period = int(pattern)
-        pattern = [period == 0 or layer % period < period - 1 for layer in range(n_layers)]
+        full = 0 if family.is_full_first else period - 1
+        pattern = [period == 0 or layer % period != full for layer in range(n_layers)]
     windows = tuple(window if window and has_one else None for has_one in pattern)
     sliding_dim = int(number("attention.key_length_swa", head_dim))
     n_own = n_layers - int(number("attention.shared_kv_layers", 0.0))
@@ -184,7 +185,9 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
         rope_factor=rope_factor,
         original_context=int(original),
         temperature_scale=number("attention.temperature_scale", 0.0),
-        embedding_scale=number("embedding_scale", model_dim**0.5 if family.has_gelu else embedding),
+        embedding_scale=number(
+            "embedding_scale", model_dim**0.5 if family.scales_embedding else embedding
+        ),
         residual_scale=number("residual_scale", depth / n_layers**0.5),
         logit_scale=number("logit_scale", model_dim / width) ** (1 if family.scales_logits else -1),
         attention_soft_cap=number("attn_logit_softcapping", 0.0) or None,

@@ -194,7 +194,9 @@ class DecoderRun:
                 x = (x + laurel(self.rows, prefix, layer_input)) / 2**0.5
             has_ffn = any(f"{prefix}{name}.weight" in weights for name in FFN_NAMES)
             ffn_input = layer_input if config.family.is_parallel else x
-            branch = ffn_block(self.rows, prefix, ffn_input) if has_ffn else np.zeros_like(x)
+            branch = np.zeros_like(x)
+            if has_ffn:
+                branch = ffn_block(self.rows, prefix, ffn_input, layer_input)
             x = x + config.residual_scale * self._post_norm(prefix + "post_ffw_norm", branch)
             if streams is not None:
                 streams = correct(streams, x, *stream_modes(self.rows, prefix, "correct", x))
