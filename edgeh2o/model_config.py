@@ -104,7 +104,9 @@ class LayerConfig:
     attention beside it. A layer whose mixer is "none" has a feed-forward network only, and one with
     an ``ffn_dim`` of 0 has none. In a mixture of experts a layer ``is_dense`` has one feed-forward
     network. ``xielu`` is of the activation of that name. Of a gate what lies ``gate_cutoff``
-    standard deviations above its mean goes into the activation; None: all of it. With an
+    standard deviations above its mean goes into the activation; None: all of it. With a
+    ``gate_limit`` that is not 0 what goes into the activation is at most that, and what it
+    multiplies between its negative and that. With an
     ``index_top_k`` a query reads so many tokens: those that score best by an indexer of
     ``index_heads`` queries and one key of ``index_key_dim`` numbers per token, or, without any,
     what the layer before has read. A layer that ``has_large_keys``, by their biases, takes no
@@ -131,6 +133,7 @@ class LayerConfig:
     is_dense: bool = False
     xielu: Xielu = Xielu()
     gate_cutoff: float | None = None
+    gate_limit: float = 0.0
     index_heads: int = 0
     index_key_dim: int = 0
     index_top_k: int = 0

@@ -31,7 +31,8 @@ def random_blocks(kind: str, n_values: int, seed: int = 0) -> NDArray[np.uint8]:
         return blocks
     # Subnormal ones among them.
     scales = (1e-3 * 0.3 ** rng.integers(0, 9, len(blocks))).astype("<f2")
-    blocks[:, :2] = scales.view(np.uint8).reshape(-1, 2)
+    place = slice(-2, None) if kind.startswith("TQ") else slice(2)
+    blocks[:, place] = scales.view(np.uint8).reshape(-1, 2)
     return blocks
 
 

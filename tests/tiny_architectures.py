@@ -58,6 +58,8 @@ class Family:
         has_fused_experts: gate and up of experts are one matrix.
         output_gate: the output of attention has a gate by a matrix of its own, "per_output" or
             "per_head".
+        has_gate_limits: files give a limit of the gates of every layer.
+        lacks_mixers: layers without KV heads, by default the second, have no mixer.
         has_file_gate: files say how shares are made of a router's logits.
         has_joint_width: files give the widths of gate and up together.
         keys: float metadata after the architecture's name. Scales and caps are far from 1 and
@@ -107,6 +109,8 @@ class Family:
     has_sinks: bool = False
     has_fused_experts: bool = False
     output_gate: Literal["per_output", "per_head"] | None = None
+    has_gate_limits: bool = False
+    lacks_mixers: bool = False
     has_file_gate: bool = False
     has_joint_width: bool = False
     keys: Mapping[str, float] = field(default_factory=dict)
@@ -237,6 +241,10 @@ FAMILIES: Mapping[str, Family] = {
     "hunyuan-dense": Family(qk_norm="head"),
     "hunyuan-moe": Family(qk_norm="head", has_experts=True, has_shared_width=True),
     "maincoder": Family(qk_norm="head"),
+    "maple": Family(
+        qk_norm="head", has_experts=True, has_window_pattern=True, has_gate_limits=True
+    ),
+    "deci": Family(lacks_mixers=True),
     "mellum": Family(qk_norm="head", has_experts=True),
     "qwen2": Family(qkv_biases=True),
     "qwen2vl": Family(qkv_biases=True, has_sections=True),

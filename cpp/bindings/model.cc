@@ -137,6 +137,7 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("qkv_limit", layer.qkv_limit);
   reader.read("has_joint_bias", layer.has_joint_bias);
   reader.read("gate_cutoff", layer.gate_cutoff);
+  reader.read("gate_limit", layer.gate_limit);
   reader.read("ffn_dim", layer.ffn_dim);
   reader.read("n_experts", layer.n_experts);
   reader.read("n_experts_used", layer.n_experts_used);

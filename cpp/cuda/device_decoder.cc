@@ -43,6 +43,7 @@ void check_supported(const DecoderConfig& config) {
   for (const LayerSpec& layer : config.layers) {
     EH2O_CHECK(layer.laurel_rank == 0 && !layer.cuts_gate(),
                "LAuReL and networks whose gate is cut off do not run on a GPU yet", cure);
+    EH2O_CHECK(layer.gate_limit == 0.0f, "networks whose gate has a limit do not run on a GPU yet", cure);
     EH2O_CHECK(!layer.is_parallel, "feed-forward networks beside attention do not run on a GPU yet", cure);
     EH2O_CHECK(layer.activation != Activation::kXielu && layer.activation != Activation::kUngatedGelu,
                "networks with xIELU, or GELU without a gate, do not run on a GPU yet", cure);

@@ -98,6 +98,8 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
            layer.has_pre_norm() && !layer.is_parallel && !layer.has_output_scale &&
            !layer.has_output_gate() && !config.centres_norms && !config.has_norm_biases),
       "LAuReL and several residual streams go with plain attention and plain networks");
+  EH2O_CHECK(layer.gate_limit >= 0.0f && (layer.gate_limit == 0.0f || layer.has_gate()),
+             "gate_limit = ", layer.gate_limit, " of a gate that is not there");
   EH2O_CHECK(!layer.cuts_gate() || (layer.has_gate() && layer.ffn == FfnKind::kGated && layer.ffn_dim > 1),
              "a cutoff of a gate that is not there");
   EH2O_CHECK(!layer.routes_by_input || (has_experts && !layer.has_expert_norms && !config.has_streams),

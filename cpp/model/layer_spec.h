@@ -77,6 +77,9 @@ struct LayerSpec {
   // Of the gate what lies so many standard deviations above its mean goes into the activation (Gemma 3n);
   // minus infinity: all of it.
   float gate_cutoff = -std::numeric_limits<float>::infinity();
+  // What goes into the activation is at most this, and what it multiplies between its negative and it; 0: no
+  // limit.
+  float gate_limit = 0.0f;
   size_t ffn_dim = 0;
   // Every token goes through n_experts_used of n_experts feed-forward networks; 0 for kGated.
   size_t n_experts = 0, n_experts_used = 0;

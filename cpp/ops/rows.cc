@@ -59,11 +59,11 @@ void scale_logits(const KernelTable& table, MatView<float> logits, float scale, 
   });
 }
 
-void clamp_rows(MatView<float> rows, float limit) {
+void clamp_rows(MatView<float> rows, float lowest, float highest) {
   parallel_for(rows.rows, [&](size_t i, size_t) {
     float* row = rows.row(i);
     for (size_t column = 0; column < rows.cols; ++column) {
-      row[column] = std::min(std::max(row[column], -limit), limit);
+      row[column] = std::min(std::max(row[column], lowest), highest);
     }
   });
 }

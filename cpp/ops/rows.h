@@ -22,7 +22,7 @@ void embed_columns(const KernelTable& table, Span<const PackedMatrix> parts, Spa
 void scale_logits(const KernelTable& table, MatView<float> logits, float scale, float soft_cap);
 
 // Numbers below -limit and above limit become these.
-void clamp_rows(MatView<float> rows, float limit);
+void clamp_rows(MatView<float> rows, float lowest, float highest);
 
 // What of every row lies n_stds standard deviations above its mean: see cut_off_f32.
 void cut_off_rows(const KernelTable& table, MatView<float> rows, float n_stds);

@@ -21,6 +21,14 @@ struct BlockQ2_0 {  // 64 weights: d * (q - 1)
   f16_bits d;
   uint8_t qs[16];
 };
+struct BlockTQ2_0 {  // 256 weights: d * (q - 1), a byte of the first half has numbers 32 apart
+  uint8_t qs[64];
+  f16_bits d;
+};
+struct BlockTQ1_0 {  // the same of digits to the base 3, five to a byte, and four to one of the last
+  uint8_t qs[48], qh[4];
+  f16_bits d;
+};
 struct BlockNVFP4 {  // 4 sub-blocks of 16: scale[s] * kE2m1Values[q] / 2; nibbles of halves of a sub-block
   uint8_t scales[4];
   uint8_t qs[32];
@@ -60,6 +68,7 @@ struct BlockIQ2_S {  // groups of 8 with 10 bits, two of them in qh; sub-blocks 
   uint8_t qs[32], signs[32], qh[8], scales[8];
 };
 static_assert(sizeof(BlockQ1_0) == 18 && sizeof(BlockQ2_0) == 18);
+static_assert(sizeof(BlockTQ2_0) == 66 && sizeof(BlockTQ1_0) == 54);
 static_assert(sizeof(BlockNVFP4) == 36 && sizeof(BlockIQ3_S) == 110 && sizeof(BlockIQ3_XXS) == 98);
 static_assert(sizeof(BlockIQ2_XXS) == 66 && sizeof(BlockIQ2_XS) == 74 && sizeof(BlockIQ2_S) == 82);
 
@@ -87,6 +96,40 @@ void widen_q1_0(const uint8_t* in, uint8_t* out) {
 
 void widen_q2_0(const uint8_t* in, uint8_t* out) {
   widen_to_q4_0<BlockQ2_0, 2>(in, out, [](int q) { return q - 1; });
+}
+
+// Weight number k of blocks of zeros, d * (q - 1).
+void put_ternary(BlockQ4_0* held, size_t k, int q) {
+  uint8_t& byte = held[k / kBlock].qs[k % 16];
+  byte = static_cast<uint8_t>(byte | (7 + q) << (k % kBlock / 16 * 4));
+}
+
+void widen_tq2_0(const uint8_t* in, uint8_t* out) {
+  const auto& block = *reinterpret_cast<const BlockTQ2_0*>(in);
+  auto* held = reinterpret_cast<BlockQ4_0*>(out);
+  for (size_t b = 0; b < 256 / kBlock; ++b) held[b].d = block.d;
+  for (size_t k = 0; k < 256; ++k) {
+    put_ternary(held, k, block.qs[k / 128 * 32 + k % 32] >> (k % 128 / 32 * 2) & 3);
+  }
+}
+
+// Bytes are fractions of 256, whose digits come one after another by a multiplication.
+void widen_tq1_0(const uint8_t* in, uint8_t* out) {
+  const auto& block = *reinterpret_cast<const BlockTQ1_0*>(in);
+  auto* held = reinterpret_cast<BlockQ4_0*>(out);
+  for (size_t b = 0; b < 256 / kBlock; ++b) held[b].d = block.d;
+  size_t k = 0;
+  const auto put = [&](const uint8_t* bytes, size_t n_bytes, size_t n_digits) {
+    uint8_t power = 1;
+    for (size_t digit = 0; digit < n_digits; ++digit, power = static_cast<uint8_t>(3 * power)) {
+      for (size_t i = 0; i < n_bytes; ++i) {
+        put_ternary(held, k++, static_cast<uint8_t>(bytes[i] * power) * 3 >> 8);
+      }
+    }
+  };
+  put(block.qs, 32, 5);
+  put(block.qs + 32, 16, 5);
+  put(block.qh, 4, 4);
 }
 
 // Half of an unsigned 8-bit float: 4 bits of exponent, bias 7, 3 of fraction; 0x7f is zero, the sign unused.
@@ -210,6 +253,8 @@ const std::vector<WidenedType>& widened_types() {
   static const std::vector<WidenedType> types = {
       {"Q1_0", "Q4_0", 128, sizeof(BlockQ1_0), 4 * sizeof(BlockQ4_0), widen_q1_0},
       {"Q2_0", "Q4_0", 64, sizeof(BlockQ2_0), 2 * sizeof(BlockQ4_0), widen_q2_0},
+      {"TQ1_0", "Q4_0", 256, sizeof(BlockTQ1_0), 8 * sizeof(BlockQ4_0), widen_tq1_0},
+      {"TQ2_0", "Q4_0", 256, sizeof(BlockTQ2_0), 8 * sizeof(BlockQ4_0), widen_tq2_0},
       {"IQ3_S", "HELD_IQ3_S", 256, sizeof(BlockIQ3_S), sizeof(BlockHeldIQ3_S), widen_iq3_s},
       {"IQ3_XXS", "HELD_IQ3_XXS", 256, sizeof(BlockIQ3_XXS), sizeof(BlockHeldIQ3_XXS), widen_iq3_xxs},
       {"IQ2_S", "HELD_IQ2", 256, sizeof(BlockIQ2_S), sizeof(BlockHeldIQ2), widen_iq2_s},

@@ -12,6 +12,7 @@ from .keys import ArchitectureKeys
 COUNT_KEY = "expert_count"
 DENSE_KEY = "leading_dense_block_count"
 GATE_KEY = "expert_gating_func"
+LIMIT_KEY = "swiglu_clamp_exp"
 NORM_KEY, SCALE_KEY = "expert_weights_norm", "expert_weights_scale"
 GROUPS_KEY, GROUPS_USED_KEY = "expert_group_count", "expert_group_used_count"
 SCALE_KEYS = (SCALE_KEY, GROUPS_KEY)  # those with an effect that others refuse
@@ -22,6 +23,7 @@ _GATES: Mapping[Literal["softmax", "sigmoid"], int] = {"softmax": 1, "sigmoid": 
 SHARED_KEY = "expert_shared_feed_forward_length"
 MAX_WIDTH = 2**20
 MAX_EXPERTS = 2**10
+MAX_LIMIT = 1e6
 MAX_GROUPS = 64  # as the core has it
 
 
@@ -46,6 +48,7 @@ class ExpertRule:
         has_scales: files say whether shares are normalised, may multiply them, and choose among
             groups of experts first.
         reads_layer_input: routers read what their layer gets, before its mixer, without a norm.
+        has_gate_limits: files give limits of the experts' gates, one for all or one for each layer.
         is_optional: files without experts are models of dense layers.
     """
 
@@ -59,6 +62,7 @@ class ExpertRule:
     has_dense_layers: bool = False
     has_scales: bool = False
     reads_layer_input: bool = False
+    has_gate_limits: bool = False
     is_optional: bool = False
 
 
@@ -79,6 +83,7 @@ class FeedForwardSizes:
     scale: float = 1.0
     n_groups: int = 1
     n_groups_used: int = 1
+    gate_limits: tuple[float, ...] = ()
 
     def halved(self) -> FeedForwardSizes:
         """With one of two widths that files give together."""
@@ -137,7 +142,19 @@ def read_feed_forward(
         scale=_read_scale(keys) if rule.has_scales else 1.0,
         n_groups=n_groups,
         n_groups_used=n_groups_used,
+        gate_limits=_read_limits(keys) if rule.has_gate_limits else (),
     )
+
+
+def _read_limits(keys: ArchitectureKeys) -> tuple[float, ...]:
+    """Of every layer; 0 for none."""
+    limits = keys.numbers(LIMIT_KEY)
+    if not all(0.0 <= limit < MAX_LIMIT for limit in limits):
+        raise FormatError(
+            f"{keys.quoted(LIMIT_KEY)} must hold limits from 0 to {MAX_LIMIT:g}; the file is "
+            "damaged"
+        )
+    return limits
 
 
 def _read_gate(keys: ArchitectureKeys, rule: ExpertRule) -> Literal["softmax", "sigmoid"]:

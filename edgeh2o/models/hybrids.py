@@ -23,22 +23,22 @@ class HybridRule:
     """What takes the place of attention in some layers, and in which.
 
     Attributes:
-        mixer: see ``LayerConfig``. Convolutions and Mamba-2 are in layers without KV heads, delta
-            nets in all but every so many layers, of which the last attends; "attention_mamba2" is
-            in all layers.
+        mixer: see ``LayerConfig``. Convolutions, Mamba-2 and "none" are in layers without KV heads,
+            delta nets in all but every so many layers, of which the last attends;
+            "attention_mamba2" is in all layers.
         is_grouped: the value heads of a delta net that share a key head are neighbours.
         has_one_branch: a layer has a mixer or a feed-forward network, not both: the latter where
             the file gives its width, and attention where it gives KV heads.
     """
 
-    mixer: Literal["short_conv", "delta_net", "mamba2", "attention_mamba2"]
+    mixer: Literal["short_conv", "delta_net", "mamba2", "attention_mamba2", "none"]
     is_grouped: bool = False
     has_one_branch: bool = False
 
     @property
     def goes_by_kv_heads(self) -> bool:
         """Whether layers without KV heads are those without attention."""
-        return self.mixer in ("short_conv", "mamba2")
+        return self.mixer in ("short_conv", "mamba2", "none")
 
 
 def replace_attention(
@@ -64,6 +64,11 @@ def replace_attention(
     no_heads: dict[str, Any] = {"n_heads": 0, "n_kv_heads": 0, "window": 0}
     replaced = []
     for index, (layer, has_attention) in enumerate(zip(layers, attends, strict=True)):
+        if rule.mixer == "none" and layer.n_heads and not has_attention:
+            raise FormatError(
+                f"{keys.quoted(key)} is 0 in layer {index}, which has heads: attention that is one "
+                "matrix without heads is not supported"
+            )
         has_ffn_only = rule.has_one_branch and layer.ffn_dim > 0
         if has_ffn_only and has_attention:
             raise FormatError(
@@ -80,6 +85,8 @@ def replace_attention(
 
 def _read_sizes(keys: ArchitectureKeys, rule: HybridRule) -> dict[str, Any]:
     """Fields of ``LayerConfig`` of the layers with the mixer."""
+    if rule.mixer == "none":
+        return {}
     if rule.mixer == "short_conv":
         return {"n_conv_taps": keys.integer(CONV_KEY, minimum=2, maximum=MAX_CONV_TAPS)}
     taps = {"n_conv_taps": keys.integer("ssm.conv_kernel", minimum=2, maximum=MAX_CONV_TAPS)}

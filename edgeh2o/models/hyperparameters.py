@@ -161,6 +161,11 @@ def read_hyperparameters(
     widths = read_windows(keys, windows)
     has_rope = read_rope_layers(keys, rope, widths)
     layers = _read_layers(keys, feed_forward, widths, has_rope, hybrid)
+    if feed_forward.gate_limits:
+        layers = tuple(
+            replace(layer, gate_limit=limit)
+            for layer, limit in zip(layers, feed_forward.gate_limits, strict=True)
+        )
     model_dim = keys.integer("embedding_length", maximum=MAX_WIDTH)
     n_heads = next(layer.n_heads for layer in layers if layer.n_heads)
     layout = read_latent(keys, latent, model_dim, n_heads) if latent else None
@@ -224,7 +229,10 @@ def _read_layers(
     has_rope: Sequence[bool],
     hybrid: HybridRule | None,
 ) -> tuple[LayerConfig, ...]:
-    n_heads = n_kv_heads = keys.integers("attention.head_count", maximum=MAX_HEADS)
+    has_no_heads = hybrid is not None and hybrid.mixer == "none"
+    n_heads = n_kv_heads = keys.integers(
+        "attention.head_count", maximum=MAX_HEADS, minimum=0 if has_no_heads else 1
+    )
     if keys.has("attention.head_count_kv"):
         fewest = 0 if hybrid is not None and hybrid.goes_by_kv_heads else 1
         n_kv_heads = keys.integers("attention.head_count_kv", maximum=MAX_HEADS, minimum=fewest)

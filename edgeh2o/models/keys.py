@@ -58,6 +58,14 @@ class ArchitectureKeys:
             )
         return numbers[0]
 
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """A float per layer: of an array, or the same for all."""
+        name = self.full(key)
+        if isinstance(self.metadata.get(name, 0.0), (int, float, str)):
+            return (self.metadata.get_float(name),) * self.n_layers
+        array = self.metadata.get_array(name, kinds="f", length=self.n_layers)
+        return tuple(float(number) for number in array.tolist())
+
     def number(
         self, key: str, *, above: float, below: float, default: float | None = None
     ) -> float:

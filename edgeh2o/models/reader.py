@@ -12,7 +12,7 @@ from ..formats.metadata import Metadata, quote
 from ..formats.model_tensors import ModelTensors
 from ..model_config import DecoderConfig
 from ..rope_config import ROPE_OF_FILE, RopeConfig
-from .experts import BIAS_TENSOR, DENSE_KEY, GATE_KEY, SCALE_KEYS, SHARED_KEY
+from .experts import BIAS_TENSOR, DENSE_KEY, GATE_KEY, LIMIT_KEY, SCALE_KEYS, SHARED_KEY
 from .hyperparameters import DRAFTING_KEY, SHARED_KV_KEY, TOKEN_INPUT_KEY, Hyperparameters
 from .key_biases import mark_key_biases
 from .refusals import refuse_unread
@@ -243,6 +243,7 @@ def _optional_keys(spec: ArchitectureSpec) -> set[str]:
         DRAFTING_KEY: spec.has_drafting_layers,
         SHARED_KEY: spec.experts is not None and spec.experts.shared not in ("none", "dense"),
         DENSE_KEY: spec.experts is not None and spec.experts.has_dense_layers,
+        LIMIT_KEY: spec.experts is not None and spec.experts.has_gate_limits,
         GATE_KEY: spec.experts is not None and spec.experts.gate != "softmax",
         **dict.fromkeys(SCALE_KEYS, spec.experts is not None and spec.experts.has_scales),
     }

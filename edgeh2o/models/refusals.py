@@ -34,6 +34,8 @@ _NEUTRAL: Mapping[str, tuple[float, ...]] = {
     "rope.scaling.alpha": (0.0,),
     "rope.scaling.yarn_log_multiplier": (0.0,),
     "ssm.dt_b_c_rms": (0.0,),
+    "swiglu_clamp_exp": (0.0,),
+    "swiglu_clamp_shexp": (0.0,),
 }
 
 

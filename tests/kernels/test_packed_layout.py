@@ -42,6 +42,8 @@ GOLDEN = {
     "Q5_K": "f19c266889424802",
     "Q6_K": "709d5237ef14813b",
     "Q8_0": "66df5d493fef5811",
+    "TQ1_0": "771ae0e2849d9d92",
+    "TQ2_0": "549d72335b9de60c",
 }
 BLOCKS = {item.name: item for item in TENSOR_TYPES.values()}
 

@@ -156,6 +156,16 @@ CASES: Mapping[str, Mapping[str, object]] = {
     "chatglm_edge": {"architecture": "chatglm", "rotary_dim": 8},
     "codeshell": {"architecture": "codeshell", "tied": False},
     "codeshell_fused": {"architecture": "codeshell", "tied": False, "is_fused": True},
+    "deci": {
+        "architecture": "deci",
+        "n_layers": 4,
+        "n_heads": (4, 0, 4, 4),
+        "n_kv_heads": (2, 0, 4, 1),
+        "ffn_dim": (96, 64, 96, 128),
+        "rope_scaling": "llama3",
+        "context_length": 512,
+        "tied": False,
+    },
     "deepseek": {"architecture": "deepseek", "n_experts": 8, "n_experts_used": 3},
     "dots1": {
         "architecture": "dots1",
@@ -283,6 +293,14 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "shared_ffn_dim": 80,
     },
     "maincoder": {"architecture": "maincoder"},
+    "maple": {
+        "architecture": "maple",
+        "n_layers": 5,
+        "n_experts": 8,
+        "n_experts_used": 3,
+        "sliding_window": 24,
+        "tied": False,
+    },
     # Its windows have the RoPE base of the other layers, also where a file has a key for them.
     "mellum": {
         "architecture": "mellum",

@@ -63,6 +63,11 @@ MODELS = {
         **{"architecture": "smallthinker", "n_layers": 5, "sliding_window": NARROW},
         "has_softmax_gate": True,
     },
+    "deci": {
+        **{"architecture": "deci", "n_layers": 4, "n_heads": (4, 0, 4, 4)},
+        **{"n_kv_heads": (2, 0, 4, 1), "ffn_dim": (96, 64, 96, 128)},
+    },
+    "maple": {"architecture": "maple", "n_layers": 4, "sliding_window": NARROW},
     "spark2_5": {"architecture": "spark2_5", "n_layers": 3, "sliding_window": NARROW},
     "cohere2": {"architecture": "cohere2", "n_layers": 4, "sliding_window": NARROW},
     "starcoder2": {"architecture": "starcoder2", "biases": True},

@@ -123,6 +123,40 @@ def test_gates_of_attention(tiny_model: TinyModelFactory, tmp_path: Path) -> Non
         read(path)
 
 
+def test_layers_of_deci_without_attention(tiny_model: TinyModelFactory, tmp_path: Path) -> None:
+    config = read_tiny(tiny_model, "deci")
+    mixers = [layer.mixer for layer in config.layers]
+    assert mixers == ["attention", "none", *["attention"] * 4] and not config.is_recurrent
+    assert config.layers[1].n_heads == 0 and config.layers[1].ffn_dim == 16
+
+    path = write_tiny(tmp_path, "deci", n_heads=(4,) * 6, n_kv_heads=(2, 2, 0, 2, 2, 2))
+    with pytest.raises(
+        FormatError, match=r"'deci\.attention\.head_count_kv' is 0 in layer 2, which"
+    ):
+        read(path)
+
+
+def test_limits_of_gates(
+    tiny_model: TinyModelFactory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    read_with_key: Callable[..., DecoderConfig],
+) -> None:
+    limits = [layer.gate_limit for layer in read_tiny(tiny_model, "maple").layers]
+    assert limits == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    with pytest.raises(FormatError, match=r"'qwen3moe\.swiglu_clamp_exp' is 7"):
+        read_with_key("qwen3moe", lambda w: w.add_float32("qwen3moe.swiglu_clamp_exp", 7.0))
+    original = GGUFWriter.add_array
+
+    def add_array(writer: GGUFWriter, key: str, values: list[float]) -> None:
+        original(writer, key, [-1.0] * 6 if key == "maple.swiglu_clamp_exp" else values)
+
+    monkeypatch.setattr(GGUFWriter, "add_array", add_array)
+    path = write_tiny(tmp_path, "maple")
+    with pytest.raises(FormatError, match=r"must hold limits from 0 to 1e\+06"):
+        read(path)
+
+
 def test_qwen_gives_the_widths_of_gate_and_up_together(tiny_model: TinyModelFactory) -> None:
     path = tiny_model(architecture="qwen", **SHAPE)
     with open_gguf(path) as file:

@@ -40,7 +40,13 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     if model.family.has_file_gate:
         gates = ExpertGatingFuncType
         writer.add_expert_gating_func(gates.SOFTMAX if model.has_softmax_gate else gates.SIGMOID)
-    writer.add_head_count(model.n_heads)
+    if model.family.has_gate_limits:
+        limits = np.linspace(0.0, 1.0, model.n_layers)
+        writer.add_array(f"{model.architecture}.swiglu_clamp_exp", limits.tolist())
+    if model.family.lacks_mixers:
+        writer.add_head_count([n_heads for n_heads, *_ in model.layers])
+    else:
+        writer.add_head_count(model.n_heads)
     if model.family.is_latent:
         add_latent_metadata(writer, model)
     elif model.family.has_expert_scales:
@@ -52,7 +58,11 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         if model.family.begins_dense:
             writer.add_leading_dense_block_count(model.n_dense_layers)
         writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
-    if model.family.has_short_conv or model.family.mamba2 in ("other", "single"):
+    if (
+        model.family.has_short_conv
+        or model.family.lacks_mixers
+        or model.family.mamba2 in ("other", "single")
+    ):
         writer.add_head_count_kv([n_kv_heads for _, n_kv_heads, _ in model.layers])
     elif not model.family.is_latent:
         writer.add_head_count_kv(model.n_kv_heads)

@@ -154,6 +154,8 @@ class TinyModel:
         goes_by_turns = self.family.has_short_conv or self.family.mamba2 == "other"
         if goes_by_turns and not isinstance(self.n_kv_heads, tuple):
             rows[1] = tuple(self.n_kv_heads * (layer % 2) for layer in range(self.n_layers))
+        if self.family.lacks_mixers and not isinstance(self.n_kv_heads, tuple):
+            rows[:2] = (tuple(n * (layer != 1) for layer, n in enumerate(row)) for row in rows[:2])
         if self.family.mamba2 == "single" and not isinstance(self.n_kv_heads, tuple):
             # Mamba-2, attention and a feed-forward network by turns.
             rows[1] = tuple(self.n_kv_heads * (layer % 3 == 1) for layer in range(self.n_layers))
@@ -167,6 +169,8 @@ class TinyModel:
         _, n_kv_heads, ffn_dim = self.layers[layer]
         if n_kv_heads:
             return "attention_mamba2" if self.family.mamba2 == "beside" else "attention"
+        if self.family.lacks_mixers:
+            return "none"
         if self.family.mamba2 is None:
             return "short_conv"
         return "none" if self.family.mamba2 == "single" and ffn_dim else "mamba2"

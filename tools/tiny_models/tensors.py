@@ -84,6 +84,8 @@ def _add_layer(tensors: Tensors, normal: Callable[..., None], model: TinyModel, 
     family = model.family
     prefix = f"blk.{layer}."
     _add_norms(normal, model, prefix)
+    if family.lacks_mixers and model.mixer(layer) == "none":
+        del tensors[f"{prefix}attn_norm.weight"]
     _add_matrices(normal, model, layer)
     if family.mamba2 == "beside":  # its norm has a name of its own
         tensors[f"{prefix}ffn_norm"] = tensors.pop(f"{prefix}ffn_norm.weight")

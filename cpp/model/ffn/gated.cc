@@ -1,5 +1,7 @@
 #include "model/ffn/gated.h"
 
+#include <limits>
+
 #include "model/branch.h"
 #include "ops/rows.h"
 
@@ -45,6 +47,10 @@ MatmulInput gate_up(const LayerCall& call, const FeedForward& ffn, const MatmulI
   const MatmulOutput outputs[] = {output_of(ffn.gate, a.gate, ffn_dim), output_of(ffn.up, a.up, ffn_dim)};
   matmul(table, input, {outputs + first, 2 - first}, a.scratch);
   if (call.spec().cuts_gate()) cut_off_rows(table, {a.gate, n, ffn_dim, ffn_dim}, call.spec().gate_cutoff);
+  if (const float limit = call.spec().gate_limit; limit > 0.0f) {
+    clamp_rows({a.gate, n, ffn_dim, ffn_dim}, -std::numeric_limits<float>::infinity(), limit);
+    clamp_rows({a.up, n, ffn_dim, ffn_dim}, -limit, limit);
+  }
   const PackedOut packed = packed_for(call, {&ffn.down});
   const ActivationsOut product{{packed.packed ? nullptr : a.gate, n, ffn_dim, ffn_dim}, packed};
   if (call.spec().activation == Activation::kXielu) {

@@ -62,7 +62,8 @@ void project_qkv(const LayerCall& call, MatView<float> x, size_t first_row, cons
   matmul(table, input, {outputs, n_outputs}, call.buffers().scratch);
 
   if (spec.qkv_limit > 0.0f) {
-    for (const MatView<float>& rows : {qkv.q, qkv.k, qkv.v}) clamp_rows(rows, spec.qkv_limit);
+    for (const MatView<float>& rows : {qkv.q, qkv.k, qkv.v})
+      clamp_rows(rows, -spec.qkv_limit, spec.qkv_limit);
   }
   if (!spec.qk_norm_after_rope) norm_qk(call, qkv);
   const RopeTable& rope = call.buffers().ropes[spec.rope];

@@ -31,6 +31,7 @@ REFUSED = {
     "chatglm-fused": "joint biases of queries, keys and values",
     **dict.fromkeys(("afmoe", "laguna", "spark2_5"), "gates of attention by a matrix of their own"),
     "smallthinker": "experts chosen by the input of their layer",
+    "maple": "networks whose gate has a limit",
     "plamo": "feed-forward networks beside attention",
     "qwen": "joint biases of queries, keys and values",
     "phimoe": "biases of norms and of the output",

@@ -67,6 +67,13 @@ def by_cutoff(n_stds: float, activate: Activate) -> Activate:
     return lambda gate, up: activate(cut_off(gate, n_stds), up)
 
 
+def by_limit(limit: float, activate: Activate) -> Activate:
+    """Of the gate what is at most the limit, of the other what lies between two; 0: all."""
+    if limit == 0.0:
+        return activate
+    return lambda gate, up: activate(np.minimum(gate, limit), np.clip(up, -limit, limit))
+
+
 ACTIVATIONS: dict[str, Activate] = {
     "silu": by_silu,
     "gelu": by_gelu,

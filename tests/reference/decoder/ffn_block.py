@@ -6,7 +6,16 @@ import numpy as np
 
 from tests.reference.softmax_state import Array
 
-from .feed_forward import ACTIVATIONS, by_cutoff, by_xielu, gated, mixture, sigmoid, softmax
+from .feed_forward import (
+    ACTIVATIONS,
+    by_cutoff,
+    by_limit,
+    by_xielu,
+    gated,
+    mixture,
+    sigmoid,
+    softmax,
+)
 from .rows import Rows
 
 
@@ -17,6 +26,8 @@ def ffn_block(rows: Rows, prefix: str, x: Array, layer_input: Array) -> Array:
         activate = by_xielu(*config.xielu[int(prefix.split(".")[1])])
     else:
         activate = ACTIVATIONS[config.family.activation]
+    if config.gate_limits:
+        activate = by_limit(config.gate_limits[int(prefix.split(".")[1])], activate)
     normed = rows.norm(prefix + config.family.ffn_norm, x)
     if f"{prefix}pre_ffw_norm_2.weight" in rows.weights:
         out = gated(rows.linear, prefix, "", normed, activate=activate)

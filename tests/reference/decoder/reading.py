@@ -58,6 +58,7 @@ class ReferenceConfig:
     n_ssd_groups: int = 0
     xielu: tuple[tuple[float, ...], ...] = ()
     gate_cutoffs: tuple[float, ...] = ()
+    gate_limits: tuple[float, ...] = ()
 
 
 class _Keys:
@@ -177,6 +178,7 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
         gate_cutoffs=tuple(keys.value("activation_sparsity_scale", []))
         if family.has_streams
         else (),
+        gate_limits=tuple(keys.value("swiglu_clamp_exp", [])),
         inv_freq=_read_frequencies(keys, family, weights, rotary_dim, windows, original),
         windows=windows,
         attention_scale=1.0
