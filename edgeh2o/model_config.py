@@ -64,6 +64,11 @@ class ModelConfig:
         return True
 
     @property
+    def most_positions(self) -> int:
+        """Positions that the model has rows of a table for; 0: it goes on beyond any."""
+        return 0
+
+    @property
     def is_recurrent(self) -> bool:
         """Whether layers have a state in the place of keys and values, or beside them."""
         return False
@@ -201,6 +206,7 @@ class DecoderConfig(ModelConfig):
     of its own ("per_output"), or a number "per_head" of such a matrix, of which ``head_gate`` is
     the function, "sigmoid" or "softplus". With ``latent`` heads there is one KV head,
     whose rows of ``head_dim`` numbers are keys and values; ``rotary_dim`` is of their last ones.
+    With ``n_positions`` positions are as many rows of a table, which are added to embeddings.
     With ``has_streams`` every token has several residual streams (AltUp); a ``laurel_rank`` that is
     not 0 is that of a branch of two matrices beside attention (LAuReL). One that ``reads_hidden``
     is a layer that guesses tokens ahead: beside a token it reads what the logits of the token
@@ -253,6 +259,7 @@ class DecoderConfig(ModelConfig):
     laurel_rank: int = 0
     activation: str = "silu"
     logit_soft_cap: float = 0.0
+    n_positions: int = 0
     sliding_rope_inv_freq: tuple[float, ...] = ()
     long_rope_inv_freq: tuple[float, ...] = ()
     long_rope_after: int = 0
@@ -268,6 +275,10 @@ class DecoderConfig(ModelConfig):
     @property
     def is_recurrent(self) -> bool:
         return any(layer.mixer not in ("attention", "none") for layer in self.layers)
+
+    @property
+    def most_positions(self) -> int:
+        return self.n_positions
 
     @property
     def is_gated(self) -> bool:

@@ -58,6 +58,7 @@ class Family:
         has_fused_experts: gate and up of experts are one matrix.
         output_gate: the output of attention has a gate by a matrix of its own, "per_output" or
             "per_head".
+        has_position_table: positions are rows of a table.
         has_gate_limits: files give a limit of the gates of every layer.
         lacks_mixers: layers without KV heads, by default the second, have no mixer.
         has_file_gate: files say how shares are made of a router's logits.
@@ -109,6 +110,7 @@ class Family:
     has_sinks: bool = False
     has_fused_experts: bool = False
     output_gate: Literal["per_output", "per_head"] | None = None
+    has_position_table: bool = False
     has_gate_limits: bool = False
     lacks_mixers: bool = False
     has_file_gate: bool = False
@@ -130,6 +132,17 @@ class Family:
         return self.is_hybrid or self.mamba2 is not None
 
 
+GPT2 = Family(
+    has_layer_norm=True,
+    has_norm_biases=True,
+    is_ungated=True,
+    qkv_biases=True,
+    has_joint_bias=True,
+    has_output_biases=True,
+    has_network_biases=True,
+    has_position_table=True,
+    fused_qkv=True,
+)
 SCALES: Mapping[str, float] = {"logit_scale": 4.0, "residual_scale": 0.4, "embedding_scale": 6.0}
 
 FAMILIES: Mapping[str, Family] = {
@@ -185,6 +198,8 @@ FAMILIES: Mapping[str, Family] = {
         has_output_biases=True,
         has_network_biases=True,
     ),
+    "gpt2": GPT2,
+    "starcoder": GPT2,
     "plamo": Family(is_parallel=True),
     "minimax-m2": Family(
         qk_norm="projection",

@@ -183,6 +183,7 @@ DecoderConfig make_config(const py::kwargs& fields) {
   reader.read("tied_embeddings", config.tied_embeddings);
   reader.read("has_output_bias", config.has_output_bias);
   reader.read("has_streams", config.has_streams);
+  reader.read("n_positions", config.n_positions);
   reader.read("token_input_rows", config.token_input_rows);
   reader.read("reads_hidden", config.reads_hidden);
   reader.read("n_guessed", config.n_guessed);

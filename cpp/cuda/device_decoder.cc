@@ -39,6 +39,7 @@ void check_supported(const DecoderConfig& config) {
   EH2O_CHECK(config.has_norm_weights, "norms without weights do not run on a GPU yet", cure);
   EH2O_CHECK(!config.has_norm_biases && !config.has_output_bias,
              "biases of norms and of the output do not run on a GPU yet", cure);
+  EH2O_CHECK(config.n_positions == 0, "positions by a table do not run on a GPU yet", cure);
   EH2O_CHECK(!config.has_streams, "several residual streams (AltUp) do not run on a GPU yet", cure);
   for (const LayerSpec& layer : config.layers) {
     EH2O_CHECK(layer.laurel_rank == 0 && !layer.cuts_gate(),

@@ -186,6 +186,9 @@ void Decoder::check_steps(Span<const Step> steps, const Workspace& workspace) co
                config_.reads_hidden
                    ? "a layer that guesses tokens ahead reads a hidden row beside every token"
                    : "this model reads tokens alone, no hidden rows");
+    EH2O_CHECK(config_.n_positions == 0 || n_tokens <= config_.n_positions - sequence.position(), "position ",
+               sequence.position(), " plus ", n_tokens, " tokens exceeds the ", config_.n_positions,
+               " positions that the model has");
     for (const int32_t token : step.tokens) {
       EH2O_CHECK(token >= 0 && static_cast<size_t>(token) < config_.vocab_size, "token ", token,
                  " is outside the vocabulary of ", config_.vocab_size);
@@ -215,6 +218,13 @@ void Decoder::begin_step(const Step& step, size_t first_row, Workspace& workspac
   sequence.begin_call();
   embed_rows(weights_.table(), weights_.token_embd(), step.tokens, config_.embedding_scale,
              {a.x + first_row * dim, n, dim, dim});
+  if (config_.n_positions > 0) {
+    for (size_t first = 0; first < n; first += a.rows_at_once) {
+      const size_t count = std::min(a.rows_at_once, n - first);
+      add_table_rows(weights_.table(), weights_.position_embd(), position + first, {a.norm, count, dim, dim},
+                     {a.x + (first_row + first) * dim, count, dim, dim});
+    }
+  }
   if (config_.has_streams) spread_streams(weights_, a, first_row, n);
   if (config_.reads_hidden) join_hidden(config_, weights_, a, first_row, {step.hidden, n, dim, dim});
   for (size_t i = 0; i < config_.ropes.size(); ++i) {

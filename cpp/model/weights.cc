@@ -36,6 +36,9 @@ void Weights::for_each_tensor(const F& f) {
     vector(name + ".bias", slot.bias, rows, false);
   };
   matrix("token_embd.weight", token_embd_.weight, config_.vocab_size, model_dim, !main_);
+  if (config_.n_positions > 0) {
+    matrix("position_embd.weight", position_embd_, config_.n_positions, model_dim, true);
+  }
   matrix("output.weight", output_.weight, config_.n_outputs(), model_dim, !main_ && !config_.tied_embeddings);
   const auto norm = [&](const std::string& name, std::vector<float>& slot) {
     if (config_.has_norm_weights) {

@@ -50,6 +50,14 @@ void embed_columns(const KernelTable& table, Span<const PackedMatrix> parts, Spa
   });
 }
 
+void add_table_rows(const KernelTable& table, const PackedMatrix& rows, size_t first, MatView<float> buffer,
+                    MatView<float> x) {
+  parallel_for(x.rows, [&](size_t i, size_t) {
+    rows.dequantize_row(buffer.row(i), first + i);
+    table.add_f32(x.row(i), buffer.row(i), x.cols);
+  });
+}
+
 void scale_logits(const KernelTable& table, MatView<float> logits, float scale, float soft_cap) {
   if (scale == 1.0f && soft_cap == 0.0f) return;
   parallel_for(logits.rows, [&](size_t i, size_t) {

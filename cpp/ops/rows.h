@@ -56,6 +56,10 @@ MatmulInput gate_rows(const KernelTable& table, GateKernel kernel, MatView<const
 enum class HeadGate : uint8_t { kSigmoid, kSoftplus };
 void gate_heads(HeadGate function, MatView<const float> gates, MatView<float> x);
 
+// x += rows of the table, from row `first` on. buffer: as many rows as x has.
+void add_table_rows(const KernelTable& table, const PackedMatrix& rows, size_t first, MatView<float> buffer,
+                    MatView<float> x);
+
 // xIELU of every number: see xielu_f32.
 struct Xielu {
   float positive = 0.0f, negative = 0.0f, beta = 0.0f, eps = 0.0f;

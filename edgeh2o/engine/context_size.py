@@ -60,6 +60,8 @@ def choose_context(
         cure = f"use -c {min(wanted, trained)} or more"
         if plan.most_context is not None:
             cure = f"memory has no room for more: shorten it, {memory_cures()}"
+        elif n_prompt_tokens > trained and plan.config.most_positions:
+            cure = f"shorten it: the model has a table of {trained} positions"
         elif n_prompt_tokens > trained:
             cure = (
                 f"shorten it, or use -c {wanted} to read it all the same, beyond the {trained} "

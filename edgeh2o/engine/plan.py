@@ -63,6 +63,14 @@ def _fit_model(
     )
 
 
+def _check_positions(config: ModelConfig, context: int) -> None:
+    if 0 < config.most_positions < context:
+        raise UsageError(
+            f"a context of {context} is longer than the table of {config.most_positions} positions "
+            f"that this model ({config.architecture}) has; use {config.most_positions} (-c) or less"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
     """One model and everything that was chosen for it.
@@ -111,6 +119,7 @@ class RunPlan:
         Raises UsageError for settings that do not fit together, this machine or the model, and
         FormatError for a budget table that cannot be used.
         """
+        _check_positions(config, runtime.context_size or 0)
         attention = _fit_model(config, attention, prefill)
         settings, chunk_size = fit_chunks(attention, prefill, on_gpu=device != "cpu")
         precisions = AttentionPrecisions.of(config, runtime, device)
@@ -250,7 +259,11 @@ class RunPlan:
         return {self.chunk_size, *fitting}
 
     def shape(self, context: int, *, all_rows: bool = False) -> SessionShape:
-        """The session's sizes; a batch never exceeds the context rounded up to whole chunks."""
+        """The session's sizes; a batch never exceeds the context rounded up to whole chunks.
+
+        Raises UsageError for a context beyond what the model has positions for.
+        """
+        _check_positions(self.config, context)
         batch_size = min(self._batch_size, -(-context // self.chunk_size) * self.chunk_size)
         percent = self._error_percent
         return SessionShape(

@@ -30,6 +30,7 @@ MODULES = (
     "gemma4",
     "glm4",
     "glm4moe",
+    "gpt2",
     "gpt_oss",
     "gptneox",
     "granite",

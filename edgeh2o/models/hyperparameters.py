@@ -103,6 +103,7 @@ class Hyperparameters:
             "model_dim": self.model_dim,
             "hidden_pair_dim": 2 * self.model_dim,
             "ffn_dim": layer.ffn_dim,
+            "n_positions": self.context_length,
             "n_experts": self.feed_forward.n_experts,
             "shared_ffn_dim": self.feed_forward.shared_ffn_dim,
             "vocab_size": self.vocab_size,

@@ -136,6 +136,7 @@ def _make_config(
         has_expert_bias=_has_expert_bias(gguf, spec),
         vocab_size=shape.vocab_size,
         context_length=shape.context_length,
+        n_positions=shape.context_length if spec.has_position_table else 0,
         norm_eps=shape.norm_eps,
         centres_norms=spec.norm == "layer",
         has_norm_weights=spec.has_norm_weights,

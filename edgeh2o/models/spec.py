@@ -75,6 +75,7 @@ class ArchitectureSpec:
             that they compute goes into the answer.
         can_draft: where there is one such layer, with attention, it may do so; else they are left
             out.
+        has_position_table: positions are rows of a table, added to embeddings.
         has_joint_width: files give the widths of gate and up together as that of the network.
         refused_depths: models of the family with so many layers, and what they have that is not
             supported.
@@ -121,6 +122,7 @@ class ArchitectureSpec:
     streams: StreamRule | None = None
     has_drafting_layers: bool = False
     can_draft: bool = False
+    has_position_table: bool = False
     has_joint_width: bool = False
     refused_depths: Mapping[int, str] = field(default_factory=dict)
     n_layers_scaled_by_width: int | None = None

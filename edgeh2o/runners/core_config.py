@@ -83,6 +83,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
             has_streams=config.has_streams,
             reads_hidden=config.reads_hidden,
             n_guessed=config.n_guessed,
+            n_positions=config.n_positions,
         )
     except ValueError as error:
         raise FormatError(f"the model cannot be run: {error}") from None

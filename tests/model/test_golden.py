@@ -23,7 +23,7 @@ MAX_KL = 1e-5  # nats
 TABLE_TOLERANCE = 4e-3
 WITH_GELU = (
     *("starcoder2", "phi2", "phi2_fused", "gptneox", "gptneox_sequential"),
-    *("falcon", "falcon_two_norms", "codeshell", "codeshell_fused"),
+    *("falcon", "falcon_two_norms", "codeshell", "codeshell_fused", "gpt2", "starcoder"),
     *("spark2_5", "spark2_5_fused"),
 )
 

@@ -44,6 +44,8 @@ def _add_embeddings(normal: Callable[..., None], model: TinyModel) -> None:
     family, width = model.family, model.model_dim
     std = 2.0 * width**-0.5
     normal("token_embd.weight", model.vocab_size, width, std=std)
+    if family.has_position_table:
+        normal("position_embd.weight", model.context_length, width, std=std)
     if not model.tied:
         normal("output.weight", model.vocab_size, width, std=std)
     if family.has_logit_biases:

@@ -146,6 +146,7 @@ FAMILIES: Mapping[str, Family] = {
     "gptneox": Family(
         is_ungated=True, ungated="ungated_gelu", has_layer_norm=True, is_parallel=True
     ),
+    "gpt2": Family(no_rope_period=1, is_ungated=True, ungated="ungated_gelu", has_layer_norm=True),
     "granite": Family(is_interleaved=True),
     "granite_swa": Family(is_interleaved=True),
     "granitehybrid": Family(is_interleaved=True),
@@ -211,6 +212,9 @@ FAMILIES: Mapping[str, Family] = {
     "smollm3": Family(is_interleaved=True, no_rope_period=4),
     "spark2_5": Family(sliding_base=10000.0, has_gelu=True),
     "stablelm": Family(has_layer_norm=True),
+    "starcoder": Family(
+        no_rope_period=1, is_ungated=True, ungated="ungated_gelu", has_layer_norm=True
+    ),
     "starcoder2": Family(is_ungated=True, ungated="ungated_gelu", has_layer_norm=True),
     "xverse": Family(is_interleaved=True),
 }

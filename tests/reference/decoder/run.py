@@ -169,6 +169,8 @@ class DecoderRun:
         config = self.rows.config
         x = embedded = self._embed(tokens)
         positions = np.arange(self.position, self.position + len(tokens))[:, None]
+        if "position_embd.weight" in weights:
+            x = x + weights["position_embd.weight"][positions[:, 0]]
         streams = first_streams(self.rows, x) if config.family.has_streams else None
         for layer_idx, layer in enumerate(self.layers):
             prefix = f"blk.{layer_idx}."
