@@ -70,6 +70,7 @@ class DecoderConfig:
         has_streams: bool = False,
         reads_hidden: bool = False,
         n_guessed: int = 0,
+        n_positions: int = 0,
     ) -> None: ...
 
 class Model:
