@@ -191,7 +191,8 @@ class DecoderConfig(ModelConfig):
     whole "projection", or "none"; before the rotary embedding or after it. With experts, every
     token goes through ``n_experts_used`` of ``n_experts`` feed-forward networks, whose shares may
     add up to 1 (``normalises_experts``) and are multiplied by ``expert_scale``, and through a
-    shared one of width ``shared_ffn_dim``, 0 for none, weighted by a gate if it has one. With
+    shared one of width ``shared_ffn_dim``, 0 for none, weighted by a gate if it has one; the sum of
+    all is multiplied by ``experts_scale``. With
     ``has_expert_norms`` the router, the experts and the shared one have norms of their own; a
     router that ``routes_by_input`` reads what the layer gets, before its mixer, without a norm. The
     experts of a token are of ``n_expert_groups_used`` of ``n_expert_groups`` groups of neighbours.
@@ -227,6 +228,7 @@ class DecoderConfig(ModelConfig):
     routes_by_input: bool = False
     expert_gate: str = "softmax"
     expert_scale: float = 1.0
+    experts_scale: float = 1.0
     n_expert_groups: int = 1
     n_expert_groups_used: int = 1
     has_expert_bias: bool = False

@@ -151,6 +151,7 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("routes_by_input", layer.routes_by_input);
   reader.read("shared_ffn_dim", layer.shared_ffn_dim);
   reader.read("has_shared_gate", layer.has_shared_gate);
+  reader.read("experts_scale", layer.experts_scale);
   reader.read("has_expert_norms", layer.has_expert_norms);
   reader.read_choice(
       "norm_placement", layer.norm_placement,

@@ -50,6 +50,8 @@ void check_supported(const DecoderConfig& config) {
                "networks with xIELU, or GELU without a gate, do not run on a GPU yet", cure);
     EH2O_CHECK(layer.qkv_limit == 0.0f && !layer.has_joint_bias,
                "limits and joint biases of queries, keys and values do not run on a GPU yet", cure);
+    EH2O_CHECK(layer.experts_scale == 1.0f, "a factor of all experts together does not run on a GPU yet",
+               cure);
     EH2O_CHECK(!layer.routes_by_input, "experts chosen by the input of their layer do not run on a GPU yet",
                cure);
     EH2O_CHECK(!layer.has_expert_norms, "experts with norms of their own do not run on a GPU yet", cure);

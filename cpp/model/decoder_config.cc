@@ -70,9 +70,12 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
   EH2O_CHECK(layer.n_experts_used * layer.n_expert_groups <= layer.n_experts * layer.n_expert_groups_used,
              layer.n_experts_used, " experts of a token are more than ", layer.n_expert_groups_used, " of ",
              layer.n_expert_groups, " groups have");
-  EH2O_CHECK(!layer.is_parallel || (layer.mixer == MixerKind::kAttention && layer.ffn == FfnKind::kGated &&
-                                    layer.norm_placement == NormPlacement::kPre && layer.latent.is_none()),
-             "only a plain network goes beside plain attention");
+  EH2O_CHECK(!layer.is_parallel || (layer.mixer == MixerKind::kAttention && layer.has_ffn() &&
+                                    layer.norm_placement == NormPlacement::kPre && layer.latent.is_none() &&
+                                    !layer.has_expert_norms && !layer.routes_by_input),
+             "only a plain network, or plain experts, go beside plain attention");
+  EH2O_CHECK(layer.experts_scale == 1.0f || (has_experts && !layer.has_post_norm()),
+             "a factor of experts that are not there, or are normed behind it");
   EH2O_CHECK(layer.is_parallel || !layer.has_parallel_norm, "a norm of a network beside nothing");
   EH2O_CHECK((layer.qkv_limit == 0.0f && !layer.has_joint_bias) ||
                  (layer.mixer == MixerKind::kAttention && layer.latent.is_none() && layer.gate_dim() == 0 &&
@@ -81,10 +84,10 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
   EH2O_CHECK(layer.qkv_limit >= 0.0f, "qkv_limit = ", layer.qkv_limit);
   EH2O_CHECK(config.has_norm_weights || config.centres_norms, "RMS norms without weights");
   EH2O_CHECK(!config.centres_norms ||
-                 (layer.mixer == MixerKind::kAttention && layer.ffn == FfnKind::kGated &&
+                 (layer.mixer == MixerKind::kAttention && layer.has_ffn() && !layer.has_expert_norms &&
                   layer.norm_placement == NormPlacement::kPre && layer.qk_norm == QkNorm::kNone &&
                   !layer.norms_values && layer.latent.is_none() && layer.token_input_dim == 0),
-             "LayerNorm is of the inputs of plain attention and plain networks");
+             "LayerNorm is of the inputs of plain attention and plain networks or experts");
   EH2O_CHECK(
       !config.has_norm_biases ||
           (layer.mixer == MixerKind::kAttention && layer.ffn != FfnKind::kNone &&

@@ -94,11 +94,14 @@ struct LayerSpec {
   // token, the sigmoid of a product with its input.
   size_t shared_ffn_dim = 0;
   bool has_shared_gate = false;
+  float experts_scale = 1.0f;  // factor of what all experts give together, with the shared one
   // Gemma 4: the experts, the shared one and the router have norms of their own at their inputs, the former
   // two also at their outputs, and experts a factor each.
   bool has_expert_norms = false;
 
   NormPlacement norm_placement = NormPlacement::kPre;
+  // Whether the norm of the mixer's input is that of the feed-forward network's too.
+  bool shares_norm() const { return is_parallel && !has_parallel_norm; }
   bool is_parallel = false;        // the feed-forward network has the normed input of the mixer
   bool has_parallel_norm = false;  // or, beside the mixer too, the input of the mixer by a norm of its own
   float residual_scale = 1.0f;     // factor of what a branch adds to the residual stream

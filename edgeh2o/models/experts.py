@@ -47,6 +47,7 @@ class ExpertRule:
         has_dense_layers: the first layers may have one feed-forward network.
         has_scales: files say whether shares are normalised, may multiply them, and choose among
             groups of experts first.
+        halves_shared: with a shared expert the sum of all is halved.
         reads_layer_input: routers read what their layer gets, before its mixer, without a norm.
         has_gate_limits: files give limits of the experts' gates, one for all or one for each layer.
         is_optional: files without experts are models of dense layers.
@@ -61,6 +62,7 @@ class ExpertRule:
     has_bias: bool | Literal["optional"] = False
     has_dense_layers: bool = False
     has_scales: bool = False
+    halves_shared: bool = False
     reads_layer_input: bool = False
     has_gate_limits: bool = False
     is_optional: bool = False

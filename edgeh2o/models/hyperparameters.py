@@ -162,6 +162,10 @@ def read_hyperparameters(
     widths = read_windows(keys, windows)
     has_rope = read_rope_layers(keys, rope, widths)
     layers = _read_layers(keys, feed_forward, widths, has_rope, hybrid)
+    if rope.has_dense:
+        layers = tuple(
+            replace(layer, has_rope=layer.has_rope or layer.is_dense) for layer in layers
+        )
     if feed_forward.gate_limits:
         layers = tuple(
             replace(layer, gate_limit=limit)

@@ -129,6 +129,7 @@ def _make_config(
         and spec.experts.has_norms
         and feed_forward.n_experts > 0,
         routes_by_input=spec.experts is not None and spec.experts.reads_layer_input,
+        experts_scale=_experts_scale(spec, shape),
         expert_gate=feed_forward.gate,
         expert_scale=feed_forward.scale,
         n_expert_groups=feed_forward.n_groups,
@@ -186,6 +187,11 @@ def _has_expert_bias(gguf: ModelTensors, spec: ArchitectureSpec) -> bool:
             "a softmax or a sigmoid is not said; convert the model anew with a newer llama.cpp"
         )
     return has_bias
+
+
+def _experts_scale(spec: ArchitectureSpec, shape: Hyperparameters) -> float:
+    halves = spec.experts is not None and spec.experts.halves_shared
+    return 0.5 if halves and shape.feed_forward.shared_ffn_dim else 1.0
 
 
 def _is_rope_off(gguf: ModelTensors, spec: ArchitectureSpec) -> bool:

@@ -61,6 +61,7 @@ class RopeRule:
     Attributes:
         none_every: every so many layers the last one has none; 0: all layers have it.
         only_windows: of a model with windows, only layers with one have it.
+        has_dense: of a mixture of experts with windows, the first layers, which have none, have it.
         has_pattern: files may say which layers have it.
         has_sections: pairs are parted among the axes of an image (M-RoPE). A text has the same
             position on each, which makes this a plain rotary embedding.
@@ -72,6 +73,7 @@ class RopeRule:
 
     none_every: int = 0
     only_windows: bool = False
+    has_dense: bool = False
     has_pattern: bool = False
     has_sections: bool = False
     has_log_multiplier: bool = False

@@ -49,6 +49,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
         "has_shared_gate": config.has_shared_gate,
         "has_expert_norms": config.has_expert_norms,
         "routes_by_input": config.routes_by_input,
+        "experts_scale": config.experts_scale,
         "expert_gate": config.expert_gate,
         "has_expert_bias": config.has_expert_bias,
         "norm_placement": config.norm_placement,
@@ -101,7 +102,7 @@ def _core_layer(layer: LayerConfig, config: DecoderConfig) -> dict[str, Any]:
         ffn = "gated" if layer.ffn_dim else "none"
         fields.update(ffn=ffn, n_experts=0, n_experts_used=0, has_expert_bias=False)
         fields.update(shared_ffn_dim=0, n_expert_groups=1, n_expert_groups_used=1)
-        fields.update(has_expert_norms=False, routes_by_input=False)
+        fields.update(has_expert_norms=False, routes_by_input=False, experts_scale=1.0)
     if not fields.pop("has_rope"):
         return {**fields, "rope": 1 + bool(config.sliding_rope_inv_freq)}
     return {**fields, "rope": int(layer.window > 0 and bool(config.sliding_rope_inv_freq))}

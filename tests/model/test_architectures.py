@@ -70,6 +70,7 @@ MODELS = {
     "maple": {"architecture": "maple", "n_layers": 4, "sliding_window": NARROW},
     "spark2_5": {"architecture": "spark2_5", "n_layers": 3, "sliding_window": NARROW},
     "cohere2": {"architecture": "cohere2", "n_layers": 4, "sliding_window": NARROW},
+    "cohere2moe": {"architecture": "cohere2moe", "n_layers": 5, "sliding_window": NARROW},
     "starcoder2": {"architecture": "starcoder2", "biases": True},
     "starcoder2-window": {"architecture": "starcoder2", "sliding_window": NARROW},
     "stablelm": {"architecture": "stablelm", "rotary_dim": 8},

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from gguf import ExpertGatingFuncType, GGUFWriter
 
@@ -121,6 +122,29 @@ def test_gates_of_attention(tiny_model: TinyModelFactory, tmp_path: Path) -> Non
     path = write_tiny(tmp_path, "laguna", edit=widen)
     with pytest.raises(FormatError, match=r"'blk\.1\.attn_gate\.weight' has shape \[32, 32\]"):
         read(path)
+
+
+def test_experts_of_cohere2moe(tiny_model: TinyModelFactory, tmp_path: Path) -> None:
+    config = read_tiny(tiny_model, "cohere2moe", sliding_window=5)
+    assert [layer.window for layer in config.layers] == [0, 5, 5, 5, 0, 5]
+    assert [layer.has_rope for layer in config.layers] == [True] * 4 + [False, True]
+    assert config.experts_scale == 0.5
+    alone = read_tiny(tiny_model, "cohere2moe", n_shared_experts=0)
+    assert (alone.shared_ffn_dim, alone.experts_scale) == (0, 1.0)
+
+    def fuse(tensors: Tensors) -> None:
+        for layer in range(1, SHAPE["n_layers"]):
+            halves = [tensors.pop(f"blk.{layer}.ffn_{name}_exps.weight") for name in ("gate", "up")]
+            tensors[f"blk.{layer}.ffn_gate_up_exps.weight"] = np.concatenate(halves, axis=1)
+
+    def drop(tensors: Tensors) -> None:
+        del tensors["blk.2.ffn_up_exps.weight"]
+
+    names = {item.name for item in read(tiny_model(architecture="cohere2moe", **SHAPE))[1]}
+    assert {item.name for item in read(write_tiny(tmp_path, "cohere2moe", edit=fuse))[1]} == names
+    path = write_tiny(tmp_path, "cohere2moe", edit=drop)
+    with pytest.raises(FormatError, match=r"missing: blk\.2\.ffn_up_exps\.0\.weight"):
+        NativeModelFile(path).load()
 
 
 def test_layers_of_deci_without_attention(tiny_model: TinyModelFactory, tmp_path: Path) -> None:

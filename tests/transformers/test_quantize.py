@@ -69,6 +69,14 @@ def test_small_matrices_of_gemma3n_stay_as_they_are(
     assert answer(out)
 
 
+def test_a_table_of_positions_stays_as_it_is(tiny_model: TinyModelFactory, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    quantize_model(tiny_model(architecture="gpt2", tensor_type="F16"), out, "q4_0")
+    kinds = {item.name: item.tensor_type.name for item in GGUFReader(out).tensors}
+    assert kinds["position_embd.weight"] == "F16" and kinds["blk.0.attn_qkv.weight"] == "Q4_0"
+    assert answer(out)
+
+
 @pytest.mark.parametrize("target", ["f32", "q8_0", "q4_k_m"])
 def test_a_folder_and_the_file_that_is_written_of_it_answer_alike(
     tiny_model: TinyModelFactory, tmp_path: Path, target: str

@@ -76,6 +76,8 @@ void add_experts(const LayerCall& call, MatView<float> x) {
   };
   if (spec.has_expert_norms) {
     norm_input(w.ffn_router_norm);
+  } else if (spec.shares_norm()) {
+    norm_input(w.attn_norm, w.attn_norm_bias);
   } else {
     norm_input(w.ffn_norm, w.ffn_norm_bias);
   }
@@ -112,7 +114,7 @@ void add_experts(const LayerCall& call, MatView<float> x) {
     scatter_rows({shared.data, n, dim, dim}, a.routes.rows, a.routes.weights, mixed);
   }
   add_rows(table, x, mixed, w.ffn_post_norm.empty() ? nullptr : w.ffn_post_norm.data(), eps,
-           spec.residual_scale);
+           spec.residual_scale * spec.experts_scale);
 }
 
 }  // namespace edgeh2o

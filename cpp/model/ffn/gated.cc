@@ -29,7 +29,7 @@ GateKernel gate_kernel(const KernelTable& table, Activation activation) {
 void add_gated(const LayerCall& call, MatView<float> x) {
   const LayerWeights& w = call.layer_weights();
   const FeedForward& ffn = w.ffn[0];
-  const bool is_shared = call.spec().is_parallel && !call.spec().has_parallel_norm;
+  const bool is_shared = call.spec().shares_norm();
   const std::vector<float>&norm = is_shared ? w.attn_norm : w.ffn_norm,
         &bias = is_shared ? w.attn_norm_bias : w.ffn_norm_bias;
   const MatmulInput input = call.spec().has_gate() ? begin_branch(call, x, norm, {&ffn.gate, &ffn.up}, bias)

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "model/branch.h"
+#include "model/ffn/experts.h"
 #include "model/ffn/gated.h"
 #include "model/laurel.h"
 #include "model/mixers/latent.h"
@@ -152,6 +153,11 @@ void add_attended(const LayerCall& call, MatView<float> x, const Qkv& qkv, MatVi
   if (spec.laurel_rank > 0) scale_branches(call, x);
 }
 
+// The feed-forward network that has the input of attention.
+void add_beside(const LayerCall& call, MatView<float> x) {
+  call.spec().ffn == FfnKind::kExperts ? add_experts(call, x) : add_gated(call, x);
+}
+
 }  // namespace
 
 bool skips_attention(const DecoderConfig& config, const Sequence& sequence, size_t layer) {
@@ -223,7 +229,7 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
   }
   if (spec.is_parallel) {  // from x as attention has read it
     for (size_t begin = first; begin < n; begin += a.rows_at_once) {
-      add_gated(call, x.rows_from(begin, std::min(a.rows_at_once, n - begin)));
+      add_beside(call, x.rows_from(begin, std::min(a.rows_at_once, n - begin)));
     }
   }
   for (size_t begin = first; begin < n; begin += a.rows_at_once) {
@@ -240,7 +246,7 @@ void mix_attentions(const LayerCall& call, Span<const Step> steps, MatView<float
   const Qkv qkv = qkv_rows(call, x.rows);
   project_qkv(call, x, 0, qkv);
   if (spec.has_ssd()) mix_mamba2s(call, steps, x);
-  if (spec.is_parallel) add_gated(call, x);
+  if (spec.is_parallel) add_beside(call, x);
   for_each_step(call, steps, [&](const LayerCall& one) {
     const Qkv rows = qkv.rows_from(one.first_row, one.step.tokens.size);
     take_rows(one, 0, rows);

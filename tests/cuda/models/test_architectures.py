@@ -42,7 +42,7 @@ REFUSED = {
     "stablelm": "LayerNorm",
     **dict.fromkeys(("olmo", "phi2", "gptneox", "falcon", "nemotron", "jais2"), "LayerNorm"),
     "starcoder2": "LayerNorm",
-    **dict.fromkeys(("codeshell", "gpt2", "starcoder"), "LayerNorm"),
+    **dict.fromkeys(("codeshell", "cohere2moe", "gpt2", "starcoder"), "LayerNorm"),
     "orion": "LayerNorm",
 }
 pytestmark = pytest.mark.usefixtures("host_device")

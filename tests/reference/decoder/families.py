@@ -31,6 +31,8 @@ class Family:
         is_delta_net: layers without a Q matrix have a gated delta net, and attention has a gate.
         has_softplus_gate: what multiplies the heads of attention is no sigmoid.
         routes_by_input: routers of experts read what a layer gets, without a norm.
+        rotates_dense: layers without experts have a rotary embedding.
+        halves_shared: the sum of experts with a shared one is halved.
         scales_embedding: embeddings are multiplied by sqrt(model_dim).
         has_grouped_heads: neighbouring value heads of a delta net share a key head, and its gates
             are one matrix.
@@ -64,6 +66,8 @@ class Family:
     has_sigmoid_gate: bool = False
     is_delta_net: bool = False
     has_softplus_gate: bool = False
+    rotates_dense: bool = False
+    halves_shared: bool = False
     scales_embedding: bool = False
     routes_by_input: bool = False
     has_relu: bool = False
@@ -104,6 +108,18 @@ FAMILIES: Mapping[str, Family] = {
         is_interleaved=True,
         window_period=4,
         rotates_windows_only=True,
+        has_layer_norm=True,
+        is_parallel=True,
+        scales_logits=True,
+        ffn_norm="attn_norm",
+    ),
+    "cohere2moe": Family(
+        is_interleaved=True,
+        window_period=4,
+        is_full_first=True,
+        rotates_windows_only=True,
+        rotates_dense=True,
+        halves_shared=True,
         has_layer_norm=True,
         is_parallel=True,
         scales_logits=True,

@@ -65,6 +65,8 @@ def ffn_block(rows: Rows, prefix: str, x: Array, layer_input: Array) -> Array:
     if f"{prefix}ffn_up_shexp.weight" in rows.weights:
         shared = gated(rows.linear, prefix, "_shexp", normed, activate=activate)
         out = out + _shared_shares(rows, prefix, normed) * shared
+        if config.family.halves_shared:
+            out = out / 2.0
     return out
 
 

@@ -242,6 +242,8 @@ def _read_frequencies(
         period = family.no_rope_period
         if period and (layer + 1) % period == 0:
             return np.zeros_like(plain)
+        if family.rotates_dense and f"blk.{layer}.ffn_up.weight" in weights:
+            return scaled
         if family.rotates_windows_only and any(windows) and window is None:
             return np.zeros_like(plain)
         return scaled if window is None else sliding
