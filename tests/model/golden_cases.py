@@ -372,7 +372,7 @@ CASES: Mapping[str, Mapping[str, object]] = {
     "phi2_fused": {"architecture": "phi2", "rotary_dim": 8, "tied": False, "is_fused": True},
     "gptneox": {"architecture": "gptneox", "n_kv_heads": 4, "rotary_dim": 4, "tied": False},
     "gptneox_sequential": {"architecture": "gptneox", "tied": False, "is_sequential": True},
-    "gpt2": {"architecture": "gpt2", "n_kv_heads": 4, "context_length": 160},
+    "gpt2": {"architecture": "gpt2", "n_kv_heads": 4},
     "starcoder": {"architecture": "starcoder", "n_kv_heads": 1, "tied": False},
     "falcon": {"architecture": "falcon", "n_kv_heads": 1},
     "falcon_two_norms": {"architecture": "falcon", "tied": False, "has_two_norms": True},
