@@ -20,7 +20,8 @@ void run_expert(const LayerCall& call, const FeedForward& ffn, MatView<const flo
   matmul(call.table(), product, {&down, 1}, a.scratch);
 }
 
-// Logits of the router for rows x of the residual stream, of which the layer may have all rows'.
+// Where the router's logits for rows x of the residual stream are: those of all rows, where the layer routes
+// by its input.
 MatView<float> router_logits(const LayerCall& call, MatView<const float> x) {
   const Activations& a = call.buffers();
   const size_t n_experts = call.spec().n_experts;
