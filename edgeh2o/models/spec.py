@@ -189,8 +189,14 @@ def find_architecture(name: str) -> ArchitectureSpec:
         import_family(name)
     spec = _ARCHITECTURES.get(name)
     if spec is None:
+        from difflib import get_close_matches  # here, because models that run do not need it
+
+        known = registered_architectures()
+        common = [each for each in ("llama", "qwen3", "gemma3") if each in known]
+        shown = get_close_matches(name, known, n=3) or common
         raise FormatError(
             f"architecture {quote(name)} (metadata key 'general.architecture') is not supported; "
-            f"supported: {', '.join(registered_architectures())}"
+            f"supported: {', '.join(shown)} and {len(known) - len(shown)} more, which "
+            "docs/models.md lists"
         )
     return spec

@@ -16,7 +16,7 @@ from edgeh2o.host.memory import peak_rss_bytes
 # A header is read a MiB at a time; the rest is for the parser's own objects.
 MAX_PYTHON_BYTES = 4 * 2**20
 MAX_RSS_GROWTH_BYTES = 64 * 2**20
-MAX_LINE_LENGTH = 1000  # the names of all architectures fit
+MAX_LINE_LENGTH = 1000
 
 
 class Refusal:

@@ -42,7 +42,8 @@ NAN, INFINITY = float32(math.nan), float32(math.inf)
 # (row, key, value or None to leave it out, what the message says besides the key)
 BAD_KEYS = [
     (15, ARCHITECTURE, None, "missing; convert the model again"),
-    (15, ARCHITECTURE, string("no-such-family"), "not supported; supported: .*llama"),
+    (15, ARCHITECTURE, string("no-such-family"), "not supported; supported: llama, .* more, which"),
+    (15, ARCHITECTURE, string("qwen3vl-moe"), "not supported; supported: qwen3vlmoe, "),
     (15, ARCHITECTURE, uint32(1), "must be a string"),
     (15, BLOCKS, None, "missing"),
     (15, BLOCKS, float32(2.0), "a float, but must be an integer"),
