@@ -216,10 +216,18 @@ void check_gemm_q8(const KernelTable& table, Check& check) {
   });
 }
 
+// The rows of all tiles that matrix-vector kernels have.
+std::vector<size_t> vector_tiles(const PackLayout& layout) {
+  std::vector<size_t> tiles;
+  for (size_t n = 1; n <= layout.vector_rows; ++n) {
+    if (vector_tile_rows(n) == n) tiles.push_back(n);
+  }
+  return tiles;
+}
+
 void check_gemv_q8(const KernelTable& table, Check& check) {
   const size_t nr = table.layout.panel_cols, stride = nr + 3;
-  for (size_t tile_rows = 1; tile_rows <= table.layout.vector_rows;
-       tile_rows = vector_tile_rows(tile_rows + 1)) {
+  for (const size_t tile_rows : vector_tiles(table.layout)) {
     for_each_product(table, tile_rows, [&](const WeightPanel& w, const Activations& x, bool exact) {
       const std::vector<uint8_t> packed_x = x.pack(tile_rows, table.layout);
       for (const size_t n_cols : {nr, nr - 1, nr / 2 + 1, size_t{1}}) {
@@ -258,8 +266,7 @@ void check_rows_alike(const KernelTable& table, Check& check) {
       got.assign(nr, kUntouched);
     };
     got.assign(nr, kUntouched);
-    for (size_t tile_rows = 2; tile_rows <= table.layout.vector_rows;
-         tile_rows = vector_tile_rows(tile_rows + 1)) {
+    for (const size_t tile_rows : vector_tiles(table.layout)) {
       table.gemv_f32_q8_qp(format.format, got.data(), nr, x.pack(tile_rows, table.layout).data(), tile_rows,
                            w.packed.data(), n_records, 1, nr, true);
       compare();
