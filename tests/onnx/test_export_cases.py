@@ -19,6 +19,7 @@ TOLERANCE = 1e-4  # in standard deviations of the logits
 EXPORTED = (
     *("llama", "llama_biases_untied", "llama_linear", "llama_llama3", "llama_yarn", "nanbeige"),
     *("qwen2", "qwen2_yarn", "qwen3", "qwen2vl", "qwen3vl", "ernie4_5", "exaone"),
+    *("baichuan", "xverse"),
     *(
         "exaone4",
         "exaone4_windows",
