@@ -126,7 +126,13 @@ size_t Activations8::bytes(const KernelTable& table, size_t n_rows, size_t depth
 
 size_t activation_tile_rows(const KernelTable& table, size_t n_rows) {
   if (!is_few_rows(table, n_rows)) return table.layout.tile_rows;
-  return vector_tile_rows(even_share(n_rows, table.layout.vector_rows));
+  // To unpack the weights for a tile costs about as much as two rows.
+  size_t best = 0, least = SIZE_MAX;
+  for (size_t rows = 1; rows <= table.layout.vector_rows; ++rows) {
+    const size_t cost = ceil_div(n_rows, rows) * (rows + 2);
+    if (vector_tile_rows(rows) == rows && cost < least) best = rows, least = cost;
+  }
+  return best;
 }
 
 size_t matmul_scratch_bytes(const KernelTable& table) {

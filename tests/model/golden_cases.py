@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tests.model.golden_mixtures import MIXTURES
+
 CONTEXT = 128
 # Every so many of the positions that llama.cpp scores (the second half of the context) is kept.
 POSITION_STEP = 7
@@ -23,32 +25,6 @@ CASES: Mapping[str, Mapping[str, object]] = {
     "llama_linear": {"rope_scaling": "linear"},
     "llama_llama3": {"rope_scaling": "llama3", "context_length": 512},
     "llama_yarn": {"rope_scaling": "yarn", "original_context": 64},
-    "llama_experts": {"is_mixture": True, "n_experts": 8, "tied": False},
-    "afmoe": {
-        "architecture": "afmoe",
-        "n_layers": 5,
-        "n_experts": 8,
-        "n_experts_used": 3,
-        "n_shared_experts": 2,
-        "n_dense_layers": 2,
-        "sliding_window": 24,
-    },
-    "laguna": {
-        "architecture": "laguna",
-        "n_layers": 5,
-        "n_heads": (4, 6, 6, 6, 4),
-        "n_experts": 8,
-        "n_experts_used": 3,
-        "shared_ffn_dim": 80,
-        "sliding_window": 24,
-        "rotary_dim": 8,
-        "rotary_dim_sliding": 16,
-        "rope_base": 5e5,
-        "rope_base_sliding": 1e4,
-        "rope_scaling": "yarn",
-        "original_context": 64,
-        "tied": False,
-    },
     "laguna_full": {"architecture": "laguna", "rotary_dim": 8, "tied": False},
     "spark2_5": {
         "architecture": "spark2_5",
@@ -65,14 +41,6 @@ CASES: Mapping[str, Mapping[str, object]] = {
     "command-r": {"architecture": "command-r"},
     "nanbeige": {"architecture": "nanbeige", "tied": False},
     "cohere2": {"architecture": "cohere2", "n_layers": 5, "sliding_window": 40},
-    "cohere2moe": {
-        "architecture": "cohere2moe",
-        "n_layers": 6,
-        "n_experts": 8,
-        "n_experts_used": 3,
-        "n_shared_experts": 2,
-        "sliding_window": 40,
-    },
     "stablelm": {"architecture": "stablelm", "rotary_dim": 8, "tied": False},
     "starcoder2": {"architecture": "starcoder2", "biases": True},
     "qwen": {"architecture": "qwen", "n_kv_heads": 4, "tied": False},
@@ -88,46 +56,6 @@ CASES: Mapping[str, Mapping[str, object]] = {
     "olmoe": {"architecture": "olmoe", "n_kv_heads": 4, "tied": False},
     "granitemoe": {"architecture": "granitemoe"},
     "granitemoe_shared": {"architecture": "granitemoe", "shared_ffn_dim": 80},
-    "deepseek2": {
-        "architecture": "deepseek2",
-        "n_layers": 4,
-        "n_experts": 8,
-        "n_experts_used": 3,
-        "n_expert_groups": 4,
-        "n_expert_groups_used": 2,
-        "rope_scaling": "yarn",
-        "original_context": 64,
-        "tied": False,
-    },
-    # llama.cpp knows models whose queries are made of the layer's input by their number of layers.
-    "deepseek2_lite": {
-        "architecture": "deepseek2",
-        "n_layers": 26,
-        "model_dim": 32,
-        "ffn_dim": 32,
-        "n_heads": 2,
-        "n_experts": 4,
-        "n_shared_experts": 2,
-        "q_rank": 0,
-        "kv_rank": 24,
-        "rope_dim": 8,
-        "has_matrices_per_head": False,
-        "has_softmax_gate": True,
-    },
-    # Queries read 24 tokens; seeds by which no choice is a near tie. The Hadamard matrix that
-    # llama.cpp multiplies by has 64 rows at least.
-    "deepseek32": {
-        "architecture": "deepseek32",
-        "n_layers": 4,
-        "n_experts": 8,
-        "n_experts_used": 3,
-        "n_expert_groups": 4,
-        "n_expert_groups_used": 2,
-        "index_key_dim": 64,
-        "rope_scaling": "yarn",
-        "original_context": 64,
-        "tied": False,
-    },
     "glm-dsa": {
         "architecture": "glm-dsa",
         "seed": 2,
@@ -136,7 +64,6 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "indexer_period": 2,
         "tied": False,
     },
-    "deepseek2_dense": {"architecture": "deepseek2", "n_experts": 0},
     "arcee": {"architecture": "arcee", "rope_scaling": "yarn", "original_context": 64},
     # llama.cpp knows the model with a rotary embedding by its number of layers.
     "baichuan": {
@@ -146,17 +73,6 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "ffn_dim": 32,
         "n_heads": 2,
         "n_kv_heads": 2,
-        "tied": False,
-    },
-    "bailingmoe2": {
-        "architecture": "bailingmoe2",
-        "n_layers": 4,
-        "n_experts": 8,
-        "n_experts_used": 3,
-        "n_expert_groups": 4,
-        "n_expert_groups_used": 2,
-        "n_shared_experts": 2,
-        "rotary_dim": 8,
         "tied": False,
     },
     "bailingmoe": {"architecture": "bailingmoe", "n_shared_experts": 2, "tied": False},
@@ -174,30 +90,10 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "context_length": 512,
         "tied": False,
     },
-    "deepseek": {"architecture": "deepseek", "n_experts": 8, "n_experts_used": 3},
-    "dots1": {
-        "architecture": "dots1",
-        "n_kv_heads": 4,
-        "n_experts": 8,
-        "n_experts_used": 3,
-        "n_shared_experts": 2,
-        "tied": False,
-    },
     "ernie4_5": {"architecture": "ernie4_5"},
     "ernie4_5-moe": {"architecture": "ernie4_5-moe", "shared_ffn_dim": 80},
     "exaone": {"architecture": "exaone", "rope_scaling": "llama3", "context_length": 512},
     "exaone4": {"architecture": "exaone4"},
-    "exaone-moe": {
-        "architecture": "exaone-moe",
-        "n_layers": 5,
-        "n_experts": 8,
-        "n_experts_used": 3,
-        "shared_ffn_dim": 80,
-        "sliding_window": 24,
-        "rope_scaling": "llama3",
-        "context_length": 512,
-        "tied": False,
-    },
     # llama.cpp knows the model with windows by its number of layers.
     "exaone4_windows": {
         "architecture": "exaone4",
@@ -209,14 +105,6 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "sliding_window": 24,
     },
     "gemma": {"architecture": "gemma", "n_layers": 8},
-    "glm4moe": {
-        "architecture": "glm4moe",
-        "n_layers": 4,
-        "n_experts": 8,
-        "n_experts_used": 3,
-        "rotary_dim": 8,
-        "tied": False,
-    },
     "glm4moe_air": {
         "architecture": "glm4moe",
         "has_qk_norm": False,
@@ -233,7 +121,6 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "tied": False,
     },
     "hunyuan": {"architecture": "hunyuan-dense"},
-    "hunyuan-moe": {"architecture": "hunyuan-moe", "n_experts": 8, "shared_ffn_dim": 80},
     "internlm2": {"architecture": "internlm2", "tied": False},
     # A state of some rows carries over from call to call.
     "lfm2": {"architecture": "lfm2", "n_layers": 4},
@@ -257,17 +144,6 @@ CASES: Mapping[str, Mapping[str, object]] = {
     },
     # llama.cpp wants twice the model's width in the heads of Mamba-2.
     "granitehybrid": {"architecture": "granitehybrid", "n_layers": 4, "shared_ffn_dim": 80},
-    "granitehybrid_dense": {
-        "architecture": "granitehybrid",
-        "n_layers": 5,
-        "n_kv_heads": (0, 0, 2, 0, 4),
-        "n_experts": 0,
-        "n_conv_taps": 4,
-        "n_ssd_groups": 1,
-        "rotates": True,
-        "biases": True,
-        "tied": False,
-    },
     "falcon-h1": {"architecture": "falcon-h1", "n_conv_taps": 4, "ssd_state_dim": 48},
     "falcon-h1_plain": {
         "architecture": "falcon-h1",
@@ -301,14 +177,6 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "shared_ffn_dim": 80,
     },
     "maincoder": {"architecture": "maincoder"},
-    "maple": {
-        "architecture": "maple",
-        "n_layers": 5,
-        "n_experts": 8,
-        "n_experts_used": 3,
-        "sliding_window": 24,
-        "tied": False,
-    },
     # Its windows have the RoPE base of the other layers, also where a file has a key for them.
     "mellum": {
         "architecture": "mellum",
@@ -319,7 +187,6 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "original_context": 64,
         "tied": False,
     },
-    "mellum_full": {"architecture": "mellum", "n_experts": 8, "n_experts_used": 3, "tied": False},
     "minicpm": {"architecture": "minicpm"},
     "minicpm_long": {
         "architecture": "minicpm",
@@ -335,28 +202,12 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "rope_scaling": "longrope",
         "original_context": 64,
     },
-    "minimax-m2": {
-        "architecture": "minimax-m2",
-        "n_experts": 8,
-        "n_experts_used": 3,
-        "rotary_dim": 8,
-        "tied": False,
-    },
     "mistral3": {"architecture": "mistral3", "original_context": 32},
     "mistral3_yarn": {"architecture": "mistral3", "rope_scaling": "yarn", "original_context": 32},
     "plamo": {"architecture": "plamo", "tied": False},
     # Its queries are made of the input, and networks are wider than rows in the published model.
     "plm": {"architecture": "plm", "q_rank": 0, "ffn_dim": 256},
     "seed_oss": {"architecture": "seed_oss"},
-    # llama.cpp has windows of 4,096, whatever the file says.
-    "smallthinker": {
-        "architecture": "smallthinker",
-        "n_layers": 5,
-        "n_experts": 8,
-        "n_experts_used": 3,
-        "sliding_window": 4096,
-        "tied": False,
-    },
     "smallthinker_full": {"architecture": "smallthinker", "has_softmax_gate": True},
     "smollm3": {"architecture": "smollm3", "n_layers": 5},
     "olmo": {"architecture": "olmo"},
@@ -388,33 +239,7 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "rope_scaling": "longrope",
         "original_context": 512,
     },
-    "phimoe_long": {
-        "architecture": "phimoe",
-        "tied": False,
-        "n_experts": 16,
-        "rope_scaling": "longrope",
-        "original_context": 64,
-    },
     "granite": {"architecture": "granite"},
-    "granite_swa": {
-        "architecture": "granite_swa",
-        "n_layers": 4,
-        "n_experts": 8,
-        "n_experts_used": 3,
-        "shared_ffn_dim": 80,
-        "sliding_window": 24,
-        "rope_pattern": (True, False, False, True),
-        "tied": False,
-    },
-    "granite_swa_dense": {
-        "architecture": "granite_swa",
-        "n_experts": 0,
-        "biases": True,
-        "sliding_window": 80,
-        "sliding_window_pattern": 2,
-        "rope_scaling": "llama3",
-        "context_length": 512,
-    },
     "xverse": {"architecture": "xverse", "tied": False},
     "olmo2": {"architecture": "olmo2", "n_kv_heads": 4, "tied": False},
     "olmo2_windows": {
@@ -486,18 +311,6 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "has_values_of_keys": True,
         "rope_base": 1e6,
     },
-    "gemma4_experts": {
-        "architecture": "gemma4",
-        "n_layers": 4,
-        "sliding_window": 24,
-        "sliding_window_pattern": 3,
-        "head_dim": 32,
-        "head_dim_sliding": 16,
-        "has_values_of_keys": True,
-        "expert_ffn_dim": 48,
-        "n_experts": 8,
-        "n_experts_used": 3,
-    },
     "gemma4_plain": {
         "architecture": "gemma4",
         "n_layers": 4,
@@ -505,6 +318,7 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "sliding_window": 80,
         "sliding_window_pattern": 3,
     },
+    **MIXTURES,
 }
 
 
