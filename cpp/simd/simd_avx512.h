@@ -30,8 +30,8 @@ inline constexpr bool kHasHalfColumns = true;
 inline constexpr bool kHasWordDot = true;
 // Register tiles (rows x vectors of columns), the largest that leaves the weights in registers.
 inline constexpr size_t kGemmQ8Rows = 6, kGemmQ8Vectors = 2;
-// Rows that a matrix-vector kernel takes at once, the most whose dot products stay in registers.
-inline constexpr size_t kGemvRows = 12, kGemvFloatRows = 8;
+// Rows that a matrix-vector kernel takes at once, whose dot products stay in registers, if their sums do not.
+inline constexpr size_t kGemvRows = 8, kGemvFloatRows = 8;
 // Bytes behind the weights in work that a matrix-vector kernel fetches: processors do not go on by themselves
 // behind the end of 4 KiB.
 inline constexpr size_t kWeightsAhead = size_t{4} << 10;

@@ -29,7 +29,7 @@ def model(tiny_model: TinyModelFactory) -> Path:
         architecture="phi3",
         rope_scaling="longrope",
         original_context=LONG_AFTER,
-        context_length=16384,
+        context_length=8192,
     )
 
 
@@ -134,7 +134,7 @@ def test_an_open_answer_goes_on_as_far_as_its_table(model: Path) -> None:
     with open_engine(model, attention=DenseConfig()) as engine:
         got = answer(engine, request)
     # With its 1,024 tokens it needs the table of long contexts, to whose end it goes on.
-    assert got.stats.context_size == 16384
+    assert got.stats.context_size == 8192
     with open_engine(model, attention=DenseConfig()) as engine:
         got = answer(engine, request_of(SHORT, -1))
     assert len(SHORT) + got.stats.generated_tokens == LONG_AFTER + 1

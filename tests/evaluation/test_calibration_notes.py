@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -60,9 +61,9 @@ def test_notes_that_cannot_be_written_serve_those_who_made_them() -> None:
         notes.remove()
 
 
-@pytest.mark.parametrize("interrupted", ["read", "measure_losses", "find_prefill", "find_decode"])
+@pytest.mark.first
 def test_an_interrupted_calibration_goes_on(
-    interrupted: str, tiny_model: TinyModelFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model: TinyModelFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After every part of the work: the table is that of one that was not interrupted."""
     monkeypatch.setattr(calibration_windows, "KINDS", {"pairs": KINDS["pairs"]})
@@ -76,22 +77,29 @@ def test_an_interrupted_calibration_goes_on(
     with LLM(model, prefill=PrefillConfig(batch_size=1024)) as llm:
         expected = calibrate(llm, texts, length=length)
         assert expected.prefill and expected.decode
-        with monkeypatch.context() as patch:
-            owner = TextMeter if hasattr(TextMeter, interrupted) else calibration
-            work = getattr(owner, interrupted)
+        for interrupted in ("read", "measure_losses", "find_prefill", "find_decode"):
+            with monkeypatch.context() as patch:
+                owner = TextMeter if hasattr(TextMeter, interrupted) else calibration
+                patch.setattr(owner, interrupted, interrupt_after(getattr(owner, interrupted)))
+                with pytest.raises(KeyboardInterrupt):
+                    calibrate(llm, texts, length=length, notes_path=path)
+            done: list[tuple[object, ...]] = []
+            table = calibrate(
+                llm,
+                texts,
+                length=length,
+                notes_path=path,
+                on_progress=lambda *step, done=done: done.append(step),
+            )
+            assert table == expected and not path.exists(), interrupted
+            _, n_done, total = done[-1]
+            assert n_done == total
+            assert (n_done == 0) == (interrupted == "find_decode")
 
-            def interrupt(*args: object) -> None:
-                work(*args)
-                raise KeyboardInterrupt
 
-            patch.setattr(owner, interrupted, interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                calibrate(llm, texts, length=length, notes_path=path)
-        done = []
-        table = calibrate(
-            llm, texts, length=length, notes_path=path, on_progress=lambda *step: done.append(step)
-        )
-        assert table == expected and not path.exists()
-        _, n_done, total = done[-1]
-        assert n_done == total
-        assert (n_done == 0) == (interrupted == "find_decode")
+def interrupt_after(work: Callable[..., object]) -> Callable[..., object]:
+    def interrupt(*args: object) -> None:
+        work(*args)
+        raise KeyboardInterrupt
+
+    return interrupt

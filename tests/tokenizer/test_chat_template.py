@@ -195,10 +195,11 @@ def test_templates_know_the_date(
 def test_hostile_templates(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, source: str, message: str | None
 ) -> None:
-    monkeypatch.setattr("edgeh2o.tokenizer.chat_template.MAX_CPU_S", 0.1)
     if message is None:
         assert _render(tokenizer, source) == source
         return
+    if "too long" in message:  # not of others, which a busy machine may delay
+        monkeypatch.setattr("edgeh2o.tokenizer.chat_template.MAX_CPU_S", 0.1)
     with pytest.raises(FormatError, match=message) as caught:
         _render(tokenizer, source)
     assert "\n" not in str(caught.value)
