@@ -68,14 +68,14 @@ def test_planted_faults_are_found(fault: str, sanitized: bool) -> None:
 
 @pytest.mark.first
 def test_kernels_and_models_under_sanitizers() -> None:
-    """In a Python of their own: every fifth test of the kernels again, buffers of a few models."""
+    """In a Python of their own: every seventh test of the kernels, buffers of a few models."""
     if "EDGEH2O_TEST_CUDA_DRIVER" in os.environ:
         pytest.skip("this is that Python")
     driver = build_driver(sanitized=True)
     environment = os.environ | sanitizer_environment() | {"EDGEH2O_TEST_CUDA_DRIVER": str(driver)}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     models = [f"tests/cuda/models/{name}" for name in MODELS]
-    for tests, step in ((["tests/cuda/kernels"], "5"), (models, "1")):
+    for tests, step in ((["tests/cuda/kernels"], "7"), (models, "1")):
         result = subprocess.run(
             [*command, *tests],
             cwd=ROOT,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 
 from edgeh2o import _core
-from tests.ops.attention_case import Shape, decode, make_attention, prefill
+from tests.ops.attention_case import Array, Qkv, Shape, decode, make_attention, prefill
 from tests.reference.dense import causal_attention
 from tests.reference.qkv import random_qkv
 from tests.sparse.policies import DENSE, POLICIES, PolicyCase, h2o_case
@@ -38,12 +40,17 @@ def test_every_query_sees_its_window(window: int, chunk_size: int) -> None:
         np.testing.assert_allclose(output, expected, **CLOSE)
 
 
+@cache  # what takes the time, and is the same for every ISA
+def pieces(shape: Shape, window: int) -> tuple[Qkv, Array]:
+    qkv = random_qkv(2, n_tokens=2600, **shape.heads)
+    return qkv, causal_attention(*qkv, window=window)
+
+
 @pytest.mark.parametrize("window", [1, 40, 700, 1024, 1500])
 def test_windows_over_several_pieces(window: int) -> None:
     """Keys come in pieces of 1,024: no row may begin with a piece that it sees nothing of."""
     shape = Shape(n_kv_heads=1, group=3, head_dim=32)
-    qkv = random_qkv(2, n_tokens=2600, **shape.heads)
-    expected = causal_attention(*qkv, window=window)
+    qkv, expected = pieces(shape, window)
     for chunk_size, ends in ((2600, (2600,)), (1000, (1100, 2600))):
         attention = make_attention(
             _core.dense_policy(), shape, chunk_size=chunk_size, max_context=2600
