@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 
@@ -132,7 +132,7 @@ class Family:
         return self.is_hybrid or self.mamba2 is not None
 
 
-GPT2 = Family(
+CODESHELL = Family(
     has_layer_norm=True,
     has_norm_biases=True,
     is_ungated=True,
@@ -140,9 +140,9 @@ GPT2 = Family(
     has_joint_bias=True,
     has_output_biases=True,
     has_network_biases=True,
-    has_position_table=True,
-    fused_qkv=True,
 )
+GPT2 = replace(CODESHELL, has_position_table=True, fused_qkv=True)
+COHERE2 = Family(has_layer_norm=True, is_parallel=True, keys={"logit_scale": 0.4})
 SCALES: Mapping[str, float] = {"logit_scale": 4.0, "residual_scale": 0.4, "embedding_scale": 6.0}
 
 FAMILIES: Mapping[str, Family] = {
@@ -183,29 +183,14 @@ FAMILIES: Mapping[str, Family] = {
     "apertus": Family(qk_norm="head", is_ungated=True, has_xielu=True),
     "arcee": Family(is_ungated=True),
     "nanbeige": Family(),
-    "command-r": Family(has_layer_norm=True, is_parallel=True, keys={"logit_scale": 0.4}),
-    "cohere2": Family(has_layer_norm=True, is_parallel=True, keys={"logit_scale": 0.4}),
-    "cohere2moe": Family(
-        has_layer_norm=True,
-        is_parallel=True,
-        keys={"logit_scale": 0.4},
-        has_experts=True,
-        has_dense_layers=True,
-        has_expert_scales=True,
-    ),
+    "command-r": COHERE2,
+    "cohere2": COHERE2,
+    "cohere2moe": replace(COHERE2, has_experts=True, has_dense_layers=True, has_expert_scales=True),
     "stablelm": Family(has_layer_norm=True, has_norm_biases=True),
     "starcoder2": Family(has_layer_norm=True, has_norm_biases=True, is_ungated=True),
     "baichuan": Family(),
     "xverse": Family(),
-    "codeshell": Family(
-        has_layer_norm=True,
-        has_norm_biases=True,
-        is_ungated=True,
-        qkv_biases=True,
-        has_joint_bias=True,
-        has_output_biases=True,
-        has_network_biases=True,
-    ),
+    "codeshell": CODESHELL,
     "gpt2": GPT2,
     "starcoder": GPT2,
     "plamo": Family(is_parallel=True),

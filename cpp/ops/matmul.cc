@@ -61,7 +61,7 @@ size_t even_share(size_t n_rows, size_t max_rows) { return ceil_div(n_rows, ceil
 void run_few_rows(const KernelTable& table, const MatmulInput& input, const Task& task, float* out) {
   const PackedMatrix& weight = *task.output->weight;
   const bool is_quantised = weight.is_quantised();
-  const size_t tile_rows = is_quantised ? activation_tile_rows(table, task.n_rows)
+  const size_t tile_rows = is_quantised ? input.packed.tile_rows
                                         : even_share(task.n_rows, table.layout.float_vector_rows);
   const size_t depth = weight.cols();
   const bool is_one_tile = task.n_rows <= tile_rows;

@@ -21,7 +21,7 @@ void embed_columns(const KernelTable& table, Span<const PackedMatrix> parts, Spa
 // logits *= scale, then soft_cap * tanh(logits / soft_cap) unless that is 0.
 void scale_logits(const KernelTable& table, MatView<float> logits, float scale, float soft_cap);
 
-// Numbers below -limit and above limit become these.
+// Numbers below lowest and above highest become these.
 void clamp_rows(MatView<float> rows, float lowest, float highest);
 
 // What of every row lies n_stds standard deviations above its mean: see cut_off_f32.

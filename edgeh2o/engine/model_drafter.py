@@ -93,17 +93,12 @@ class ModelDrafter(WritingDrafter):
         most = self._choose_length(1 if is_first else n_unread, most)
         if most == 0:
             return []
-        begun_at = time.perf_counter()
-        try:
+        with self._at_work():
+            begun_at = time.perf_counter()
             logits = self._read()
             if not is_first:
                 self._steps.measure_read(n_unread, time.perf_counter() - begun_at)
             return self._write(logits, most)
-        except BaseException:  # an interrupt may have left half a call
-            self._forget()
-            raise
-        finally:
-            self._seconds += time.perf_counter() - begun_at
 
     def _count_held(self) -> int:
         """Tokens of the text in the sequence that are not to be read again."""

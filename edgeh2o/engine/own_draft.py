@@ -160,18 +160,12 @@ class OwnDrafter(WritingDrafter):
         paired.take_rows(first, rows)
         if paired.n_pending <= MOST_PENDING:
             return
-        begun_at = time.perf_counter()
-        try:
+        with self._at_work():
             end = first + len(rows)
             if end == self._target.prefill_end:
                 paired.read_to(end, marks=True)  # where the model may go back to
             else:
                 paired.read_to(len(paired.text) - 1)
-        except BaseException:  # an interrupt may have left half a call
-            self._forget()
-            raise
-        finally:
-            self._seconds += time.perf_counter() - begun_at
 
     def draft(self, most: int) -> list[int]:
         paired = self._paired
@@ -180,18 +174,13 @@ class OwnDrafter(WritingDrafter):
         most = self._choose_length(n_unread, most) if most > 0 else 0
         if most == 0:
             return []
-        begun_at = time.perf_counter()
-        try:
+        with self._at_work():
+            begun_at = time.perf_counter()
             logits = paired.read()
             if logits is None:
                 return []
             self._steps.measure_read(n_unread, time.perf_counter() - begun_at)
             return self._write(self._padded(logits), most)
-        except BaseException:  # an interrupt may have left half a call
-            self._forget()
-            raise
-        finally:
-            self._seconds += time.perf_counter() - begun_at
 
     def _step(self, token: int) -> NDArray[np.float32]:
         return self._padded(self._paired.step(token))

@@ -49,10 +49,9 @@ class PairedText:
 
     def move_to(self, runner: HiddenRunner) -> None:
         """Goes on in a larger sequence."""
-        if RunnerState.copy(self._runner, runner):
-            self._runner = runner
-        else:
-            self._runner = runner
+        is_copied = RunnerState.copy(self._runner, runner)
+        self._runner = runner
+        if not is_copied:
             self._restart(0)
 
     def begin(self, text: list[int]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -182,6 +184,18 @@ class WritingDrafter(ABC):
         if self._always is None:
             return 0 if self._pause else self._steps.choose(n_unread, most)
         return min(most, self._always)
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Counts the block's time; an interrupt may leave half a call: then all is forgotten."""
+        begun_at = time.perf_counter()
+        try:
+            yield
+        except BaseException:
+            self._forget()
+            raise
+        finally:
+            self._seconds += time.perf_counter() - begun_at
 
     def _follow(self) -> TokenDrawer:
         """What draws the next tokens as those of the text will be."""

@@ -8,25 +8,19 @@ files say how much of them is rotated in layers with a window.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from . import blocks
-from .experts import ExpertRule
+from .experts import BIASED_RULE
 from .rope import RopeRule
 from .spec import ArchitectureSpec, register_architecture
-from .tensors import TensorRule, tensor, tensors_of
+from .tensors import TensorRule, tensor
 from .windows import SlidingWindows
 
 
 def _gate(size: str) -> TensorRule:
     return tensor("blk.{layer}.attn_gate.weight", "model_dim", size)
 
-
-_EXPERTS = (
-    *tensors_of("dense", blocks.FEED_FORWARD),
-    *tensors_of(
-        "experts",
-        (*blocks.EXPERTS, *blocks.SHARED_EXPERT, *blocks.required(blocks.CHOICE_BIASES)),
-    ),
-)
 
 register_architecture(
     ArchitectureSpec(
@@ -37,14 +31,7 @@ register_architecture(
         activation="silu",
         rope=RopeRule(none_every=4, only_windows=True),
         windows=SlidingWindows(full_every=4),
-        experts=ExpertRule(
-            shared="count",
-            gate="sigmoid",
-            says_gate=False,
-            has_bias=True,
-            has_dense_layers=True,
-            has_scales=True,
-        ),
+        experts=BIASED_RULE,
         scales_embedding_by_width=True,
         output_gate="per_output",
         tensors=(
@@ -54,7 +41,7 @@ register_architecture(
             *blocks.ATTENTION,
             *blocks.HEAD_NORMS,
             _gate("q_dim"),
-            *_EXPERTS,
+            *blocks.BIASED_EXPERTS,
         ),
     )
 )
@@ -67,14 +54,7 @@ register_architecture(
         windows=SlidingWindows(
             full_every=4, is_full_first=True, has_plain_rope=True, has_own_rotary_dim=True
         ),
-        experts=ExpertRule(
-            shared="required",
-            gate="sigmoid",
-            says_gate=False,
-            has_bias=True,
-            has_dense_layers=True,
-            has_scales=True,
-        ),
+        experts=replace(BIASED_RULE, shared="required"),
         output_gate="per_head",
         head_gate="softplus",
         tensors=(
@@ -83,7 +63,7 @@ register_architecture(
             *blocks.ATTENTION,
             *blocks.HEAD_NORMS,
             _gate("n_heads"),
-            *_EXPERTS,
+            *blocks.BIASED_EXPERTS,
         ),
     )
 )

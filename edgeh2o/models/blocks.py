@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from .tensors import TensorPart, TensorRule, tensor
+from .tensors import TensorPart, TensorRule, tensor, tensors_of
 
 
 def required(rules: Iterable[TensorRule]) -> tuple[TensorRule, ...]:
     """The same tensors for files that must have them all."""
     return tuple(replace(rule, required=True) for rule in rules)
+
+
+def optional(rules: Iterable[TensorRule]) -> tuple[TensorRule, ...]:
+    """The same tensors for files that may lack them."""
+    return tuple(replace(rule, required=False) for rule in rules)
 
 
 EMBEDDINGS = (
@@ -149,6 +154,11 @@ FUSED_EXPERTS = (
 )
 # They count in the choice of experts alone.
 CHOICE_BIASES = (tensor("blk.{layer}.exp_probs_b.bias", "n_experts", required=False),)
+# Behind dense first layers.
+BIASED_EXPERTS = (
+    *tensors_of("dense", FEED_FORWARD),
+    *tensors_of("experts", (*EXPERTS, *SHARED_EXPERT, *required(CHOICE_BIASES))),
+)
 # Of a Mamba-2 layer; the norm has a row of weights for every group of heads.
 MAMBA2 = (
     tensor("blk.{layer}.ssm_in.weight", "model_dim", "ssd_in_dim"),

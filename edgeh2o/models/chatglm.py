@@ -6,8 +6,6 @@ with biases, or three in GLM-Edge.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from . import blocks
 from .spec import ArchitectureSpec, register_architecture
 
@@ -22,7 +20,7 @@ register_architecture(
         fused_tensors=(
             *_COMMON,
             *blocks.FUSED_ATTENTION,
-            *(replace(rule, required=False) for rule in blocks.FUSED_BIAS),
+            *blocks.optional(blocks.FUSED_BIAS),
         ),
     )
 )

@@ -10,13 +10,11 @@ the names of these norms.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from . import blocks
 from .experts import ExpertRule
 from .rope import PLAIN_ROPE, RopeRule
 from .spec import ArchitectureSpec, register_architecture
-from .tensors import TensorRule, tensor, tensors_of
+from .tensors import tensor, tensors_of
 from .windows import SlidingWindows
 
 for _name, _rope, _windows in (
@@ -48,13 +46,9 @@ for _name, _rope, _windows in (
     )
 
 
-def _optional(rules: tuple[TensorRule, ...]) -> tuple[TensorRule, ...]:
-    return tuple(replace(rule, required=False) for rule in rules)
-
-
 # Gate and up of experts are one matrix or two.
 _ROUTER, _GATE, _UP, _DOWN = blocks.EXPERTS
-_EXPERTS = (_ROUTER, *_optional((_GATE, _UP, blocks.FUSED_EXPERTS[0])), _DOWN)
+_EXPERTS = (_ROUTER, *blocks.optional((_GATE, _UP, blocks.FUSED_EXPERTS[0])), _DOWN)
 
 register_architecture(
     ArchitectureSpec(

@@ -68,6 +68,17 @@ class ExpertRule:
     is_optional: bool = False
 
 
+# That of ``blocks.BIASED_EXPERTS``, as DeepSeek-V3 (2024) has them.
+BIASED_RULE = ExpertRule(
+    shared="count",
+    gate="sigmoid",
+    says_gate=False,
+    has_bias=True,
+    has_dense_layers=True,
+    has_scales=True,
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedForwardSizes:
     """Experts, experts of a token, the width of every layer's networks and of the shared expert.

@@ -7,12 +7,9 @@ are left out. Files of the vision models, whose rotary embedding has several axe
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from . import blocks
-from .experts import ExpertRule
+from .experts import BIASED_RULE
 from .spec import ArchitectureSpec, register_architecture
-from .tensors import tensors_of
 
 register_architecture(
     ArchitectureSpec(
@@ -21,26 +18,15 @@ register_architecture(
         qk_norm="head",
         has_optional_qk_norm=True,
         activation="silu",
-        experts=ExpertRule(
-            shared="count",
-            gate="sigmoid",
-            says_gate=False,
-            has_bias=True,
-            has_dense_layers=True,
-            has_scales=True,
-        ),
+        experts=BIASED_RULE,
         has_drafting_layers=True,
         tensors=(
             *blocks.EMBEDDINGS,
             *blocks.RENAMED_PRE_NORMS,
             *blocks.ATTENTION,
             *blocks.QKV_BIASES,
-            *(replace(rule, required=False) for rule in blocks.HEAD_NORMS),
-            *tensors_of("dense", blocks.FEED_FORWARD),
-            *tensors_of(
-                "experts",
-                (*blocks.EXPERTS, *blocks.SHARED_EXPERT, *blocks.required(blocks.CHOICE_BIASES)),
-            ),
+            *blocks.optional(blocks.HEAD_NORMS),
+            *blocks.BIASED_EXPERTS,
         ),
     )
 )

@@ -1,12 +1,18 @@
-"""What tests of drafts share: ways to sample, and a runner that looks at several tokens."""
+"""What tests of drafts share: samplings, comparisons, a runner that looks at several tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from edgeh2o.config import SamplingParams
+from edgeh2o.errors import UsageError
+from edgeh2o.llm import LLM
 from tests.engine.fakes import ScriptedRunner
 
 SAMPLINGS = [
@@ -50,3 +56,69 @@ class TogetherRunner(ScriptedRunner):
         self.ahead -= n
         self.position += n
         self._n_logits += n
+
+
+def without_drafts(sampling: SamplingParams) -> SamplingParams:
+    return replace(sampling, draft_tokens="off", lookup="off")
+
+
+def compare_drafted(llm: LLM, prompt: list[int], sampling: SamplingParams, **options: Any) -> Any:
+    """Statistics with drafts; what comes out is what comes out without."""
+    plain = llm.generate(prompt, without_drafts(sampling), logprobs=True)
+    found = llm.generate(prompt, sampling, logprobs=True, **options)
+    assert (found.text, found.token_ids) == (plain.text, plain.token_ids)
+    assert (found.logprobs, found.finish_reason) == (plain.logprobs, plain.finish_reason)
+    assert plain.stats.decode_calls == 0
+    stats = found.stats
+    assert stats.decode_calls + stats.accepted_tokens == stats.generated_tokens - 1
+    return stats
+
+
+def check_turns(llm: LLM, prompt: list[int]) -> Iterator[list[int]]:
+    """A growing prompt, ones that depart earlier, and a new one: each when it was answered.
+
+    All that ``llm`` drafts is right.
+    """
+    greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, draft_tokens="4")
+    llm.forget()
+    first = llm.generate(prompt, greedy, keep_cache=True)
+    turns = [
+        [*prompt, *first.token_ids, 9, 8, 7],
+        [*prompt, *first.token_ids[:11], 5, 6],
+        prompt[:130],
+        prompt[::-1],
+    ]
+    for turn in turns:
+        found = llm.generate(turn, greedy, keep_cache=True)
+        assert found.token_ids == llm.generate(turn, without_drafts(greedy)).token_ids
+        assert found.stats.accepted_tokens == found.stats.drafted_tokens > 0
+        yield turn
+
+
+def check_session_file(llm: LLM, prompt: list[int], folder: Path) -> None:
+    """It holds no draft; all that ``llm`` drafts is right, before and after."""
+    greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, draft_tokens="4")
+    files = []
+    for sampling in (greedy, without_drafts(greedy)):
+        llm.forget()
+        llm.generate(prompt, sampling, keep_cache=True)
+        path = folder / f"{sampling.draft_tokens}.session"
+        llm.save_session(path)
+        files.append(path.read_bytes())
+    assert files[0] == files[1]
+    llm.generate(prompt[::-1], greedy, keep_cache=True)
+    llm.load_session(path)
+    found = llm.generate([*prompt, 5, 4], greedy, keep_cache=True)
+    assert found.stats.cached_tokens == len(prompt)
+    assert found.stats.accepted_tokens == found.stats.drafted_tokens > 0
+    llm.forget()
+
+
+def check_shift(llm: LLM, prompt: list[int]) -> None:
+    """Of a context of 200 tokens, where all drafts are right; they do not go with eviction."""
+    greedy = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True, draft_tokens="4")
+    stats = compare_drafted(llm, prompt, replace(greedy, context_full="shift"))
+    assert stats.context_shifts > 0
+    assert stats.accepted_tokens == stats.drafted_tokens > 50
+    with pytest.raises(UsageError, match=r"a draft model \(--draft\) does not go with"):
+        llm.generate(prompt, replace(greedy, context_full="evict"))

@@ -18,7 +18,15 @@ from edgeh2o.engine.grammar import Grammar
 from edgeh2o.engine.model_drafter import ModelDrafter
 from edgeh2o.errors import ResourceError, UsageError
 from edgeh2o.llm import LLM
-from tests.engine.drafted import PENALISED, SAMPLINGS
+from tests.engine.drafted import (
+    PENALISED,
+    SAMPLINGS,
+    check_session_file,
+    check_shift,
+    check_turns,
+    compare_drafted,
+    without_drafts,
+)
 from tests.engine.fakes import CONFIG
 from tests.tiny_models import TinyModelFactory
 
@@ -57,22 +65,6 @@ def other(model: Path, tiny_model: TinyModelFactory) -> Iterator[LLM]:
         yield llm
 
 
-def _without(sampling: SamplingParams) -> SamplingParams:
-    return replace(sampling, draft_tokens="off", lookup="off")
-
-
-def _compare(llm: LLM, prompt: list[int], sampling: SamplingParams, **options: Any) -> Any:
-    """Statistics with drafts; what comes out is what comes out without."""
-    plain = llm.generate(prompt, _without(sampling), logprobs=True)
-    found = llm.generate(prompt, sampling, logprobs=True, **options)
-    assert (found.text, found.token_ids) == (plain.text, plain.token_ids)
-    assert (found.logprobs, found.finish_reason) == (plain.logprobs, plain.finish_reason)
-    assert plain.stats.decode_calls == 0
-    stats = found.stats
-    assert stats.decode_calls + stats.accepted_tokens == stats.generated_tokens - 1
-    return stats
-
-
 @pytest.mark.parametrize("options", SAMPLINGS + PENALISED)
 @pytest.mark.parametrize("draft_tokens", ["auto", "1", "5", "15"])
 def test_a_model_drafts_for_itself(
@@ -84,7 +76,7 @@ def test_a_model_drafts_for_itself(
         sampling = SamplingParams(
             **options, seed=seed, max_tokens=49, ignore_eos=True, draft_tokens=draft_tokens
         )
-        stats = _compare(same, prompt, sampling)
+        stats = compare_drafted(same, prompt, sampling)
         n_drafted += stats.drafted_tokens
         n_accepted += stats.accepted_tokens
         if draft_tokens != "auto":
@@ -109,7 +101,7 @@ def test_a_draft_has_the_form_of_the_answer(
         sampling = SamplingParams(
             **options, seed=seed, max_tokens=40, schema=form, draft_tokens="5"
         )
-        stats = _compare(same, prompt, sampling)
+        stats = compare_drafted(same, prompt, sampling)
         assert stats.drafted_tokens > 10
         # What is drafted behind the end is not looked at.
         assert stats.accepted_tokens >= stats.drafted_tokens - 5
@@ -125,13 +117,13 @@ def test_a_draft_model_that_is_wrong_changes_nothing(
         sampling = SamplingParams(
             **options, seed=seed, max_tokens=40, ignore_eos=seed > 0, draft_tokens=draft_tokens
         )
-        stats = _compare(other, prompt, sampling)
+        stats = compare_drafted(other, prompt, sampling)
         n_drafted += stats.drafted_tokens
         n_accepted += stats.accepted_tokens
     if draft_tokens != "auto":
         assert n_accepted < 0.05 * n_drafted
     unknown = [*prompt, VOCAB_SIZE - 1]  # to the draft model
-    assert _compare(other, unknown, sampling).drafted_tokens == 0
+    assert compare_drafted(other, unknown, sampling).drafted_tokens == 0
 
 
 def test_answers_end_where_they_would(same: LLM, prompt: list[int]) -> None:
@@ -142,63 +134,39 @@ def test_answers_end_where_they_would(same: LLM, prompt: list[int]) -> None:
     variants = [replace(greedy, stop=stop) for stop in stops if stop[0]]
     variants += [replace(greedy, max_tokens=n) for n in range(9)]
     for sampling in variants:
-        found, plain = same.generate(prompt, sampling), same.generate(prompt, _without(sampling))
+        found, plain = (
+            same.generate(prompt, sampling),
+            same.generate(prompt, without_drafts(sampling)),
+        )
         assert (found.text, found.token_ids) == (plain.text, plain.token_ids)
         assert found.finish_reason == plain.finish_reason
     with _open(same.model_path, same.model_path, context_size=len(prompt) + 41) as small:
-        stats = _compare(small, prompt, replace(greedy, max_tokens=-1))
+        stats = compare_drafted(small, prompt, replace(greedy, max_tokens=-1))
         assert (stats.generated_tokens, stats.accepted_tokens) == (42, stats.drafted_tokens)
 
 
 def test_the_draft_follows_turns_and_goes_back(same: LLM, prompt: list[int]) -> None:
-    """A growing prompt, one that departs earlier, and a new one."""
-    greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, draft_tokens="4")
-    same.forget()
-    first = same.generate(prompt, greedy, keep_cache=True)
-    runner = same._session._draft.runner  # type: ignore[union-attr]
-    turns = [
-        [*prompt, *first.token_ids, 9, 8, 7],
-        [*prompt, *first.token_ids[:11], 5, 6],
-        prompt[:130],
-        prompt[::-1],
-    ]
-    for turn in turns:
-        found = same.generate(turn, greedy, keep_cache=True)
-        assert found.token_ids == same.generate(turn, _without(greedy)).token_ids
-        assert found.stats.accepted_tokens == found.stats.drafted_tokens > 0
+    for turn in check_turns(same, prompt):
+        runner = same._session._draft.runner  # type: ignore[union-attr]
         assert list(runner.token_ids)[: len(turn)] == turn
 
 
 def test_a_session_file_holds_no_draft(same: LLM, prompt: list[int], tmp_path: Path) -> None:
-    greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, draft_tokens="4")
-    files = []
-    for sampling in (greedy, _without(greedy)):
-        same.forget()
-        same.generate(prompt, sampling, keep_cache=True)
-        path = tmp_path / f"{sampling.draft_tokens}.session"
-        same.save_session(path)
-        files.append(path.read_bytes())
-    assert files[0] == files[1]
-    same.generate(prompt[::-1], greedy, keep_cache=True)
-    same.load_session(path)
-    found = same.generate([*prompt, 5, 4], greedy, keep_cache=True)
-    assert found.stats.cached_tokens == len(prompt)
-    assert found.stats.accepted_tokens == found.stats.drafted_tokens > 0
-    same.forget()
+    check_session_file(same, prompt, tmp_path)
 
 
 def test_a_shifted_context_is_read_again(same: LLM, prompt: list[int]) -> None:
-    sampling = SamplingParams(
-        temperature=0, max_tokens=150, ignore_eos=True, draft_tokens="4", context_full="shift"
-    )
     with _open(same.model_path, same.model_path, context_size=200) as small:
-        stats = _compare(small, prompt, sampling)
-        assert stats.context_shifts > 0
-        assert stats.accepted_tokens == stats.drafted_tokens > 50
-        evicts = replace(sampling, context_full="evict")
-        with pytest.raises(UsageError, match=r"a draft model \(--draft\) does not go with"):
-            small.generate(prompt, evicts)
-        assert small.generate(prompt, _without(evicts)).stats.evicted_tokens > 0
+        check_shift(small, prompt)
+        evicts = SamplingParams(
+            temperature=0,
+            max_tokens=150,
+            ignore_eos=True,
+            draft_tokens="off",
+            lookup="off",
+            context_full="evict",
+        )
+        assert small.generate(prompt, evicts).stats.evicted_tokens > 0
 
 
 def test_the_text_comes_before_the_model(same: LLM, prompt: list[int]) -> None:
@@ -207,12 +175,12 @@ def test_the_text_comes_before_the_model(same: LLM, prompt: list[int]) -> None:
     sampling = SamplingParams(
         temperature=0, max_tokens=60, ignore_eos=True, lookup="5", draft_tokens="5"
     )
-    stats = _compare(same, twice, sampling)
+    stats = compare_drafted(same, twice, sampling)
     assert 0 < stats.model_drafted_tokens < stats.drafted_tokens
     assert stats.model_accepted_tokens == stats.model_drafted_tokens
     assert "looked up accepted" in stats.format_table()
     assert f"{stats.model_drafted_tokens:,} of the draft model" in stats.format_table()
-    alone = _compare(same, twice, replace(sampling, lookup="off"))
+    alone = compare_drafted(same, twice, replace(sampling, lookup="off"))
     assert alone.model_drafted_tokens == alone.drafted_tokens
 
 
@@ -222,7 +190,7 @@ def test_a_draft_model_of_shorter_texts_drafts_as_far_as_it_can(
     draft = tiny_model(tensor_type="F32", n_layers=2, context_length=len(prompt) + 20)
     sampling = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, draft_tokens="4")
     with _open(model, draft) as llm:
-        stats = _compare(llm, prompt, sampling)
+        stats = compare_drafted(llm, prompt, sampling)
         assert stats.accepted_tokens == stats.drafted_tokens
         assert 12 <= stats.drafted_tokens <= 20
 
@@ -251,7 +219,7 @@ def test_an_interrupt_leaves_whole_sequences(
 ) -> None:
     """Also one while the draft model reads the prompt."""
     sampling = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, draft_tokens="3")
-    expected = same.generate(prompt, _without(sampling)).token_ids
+    expected = same.generate(prompt, without_drafts(sampling)).token_ids
     for method in ("_read", "_write"):
         same.forget()
         same._session._draft.runner.reset()  # type: ignore[union-attr]
@@ -302,7 +270,7 @@ def test_a_token_that_the_draft_model_lacks_is_not_followed(
     with _open(model, draft, context_size=96) as llm:
         result = llm.generate(prompt, sampling)
         assert result.stats.context_shifts > 1
-        assert result.token_ids == llm.generate(prompt, _without(sampling)).token_ids
+        assert result.token_ids == llm.generate(prompt, without_drafts(sampling)).token_ids
 
 
 def test_other_vocabularies_are_refused(model: Path, tiny_model: TinyModelFactory) -> None:

@@ -18,7 +18,15 @@ from edgeh2o.engine.paired_text import PairedText
 from edgeh2o.errors import FormatError, ResourceError, UsageError
 from edgeh2o.llm import LLM
 from edgeh2o.models import drafting
-from tests.engine.drafted import PENALISED, SAMPLINGS
+from tests.engine.drafted import (
+    PENALISED,
+    SAMPLINGS,
+    check_session_file,
+    check_shift,
+    check_turns,
+    compare_drafted,
+    without_drafts,
+)
 from tests.tiny_models import TinyModelFactory
 from tools.make_tiny_model import write_tiny_model
 from tools.tiny_models.drafting import Tensors
@@ -81,21 +89,6 @@ def right(right_path: Path) -> Iterator[LLM]:
         yield llm
 
 
-def _without(sampling: SamplingParams) -> SamplingParams:
-    return replace(sampling, draft_tokens="off", lookup="off")
-
-
-def _compare(llm: LLM, prompt: list[int], sampling: SamplingParams) -> Any:
-    """Statistics with drafts; what comes out is what comes out without."""
-    plain = llm.generate(prompt, _without(sampling), logprobs=True)
-    found = llm.generate(prompt, sampling, logprobs=True)
-    assert (found.text, found.token_ids) == (plain.text, plain.token_ids)
-    assert (found.logprobs, found.finish_reason) == (plain.logprobs, plain.finish_reason)
-    stats = found.stats
-    assert stats.decode_calls + stats.accepted_tokens == stats.generated_tokens - 1
-    return stats
-
-
 def _paired(llm: LLM) -> PairedText:
     draft = llm._session.draft
     assert isinstance(draft, OwnDraft) and draft._paired is not None
@@ -112,7 +105,7 @@ def test_wrong_guesses_change_nothing(
         sampling = SamplingParams(
             **options, seed=seed, max_tokens=40, ignore_eos=seed > 0, draft_tokens=draft_tokens
         )
-        stats = _compare(wrong, prompt, sampling)
+        stats = compare_drafted(wrong, prompt, sampling)
         n_drafted += stats.drafted_tokens
         n_accepted += stats.accepted_tokens
     if draft_tokens != "auto":
@@ -125,7 +118,7 @@ def test_right_guesses_spare_calls(right: LLM, prompt: list[int], draft_tokens: 
         temperature=0, max_tokens=49, ignore_eos=True, draft_tokens=draft_tokens, lookup="off"
     )
     start = [*prompt[:-1], 5]
-    stats = _compare(right, start, sampling)
+    stats = compare_drafted(right, start, sampling)
     assert right.generate(start, sampling).token_ids[:4] == (6, 7, 8, 9)
     assert stats.accepted_tokens == stats.drafted_tokens > 0
     assert stats.decode_calls == -(-48 // (1 + int(draft_tokens)))
@@ -139,7 +132,7 @@ def test_a_guess_has_the_form_of_the_answer(right: LLM, prompt: list[int]) -> No
     pytest.importorskip("llguidance")
     form = Grammar("lark", "start: /[a-e]{30}/ /[f-k]{30,40}/")
     sampling = SamplingParams(temperature=0.7, seed=1, max_tokens=40, schema=form, draft_tokens="5")
-    assert _compare(right, prompt, sampling).drafted_tokens > 10
+    assert compare_drafted(right, prompt, sampling).drafted_tokens > 10
 
 
 def _rows(session: _core.Sequence) -> list[np.ndarray]:
@@ -192,49 +185,17 @@ def test_the_layer_has_read_every_token_with_the_row_before(
 
 
 def test_turns_go_back_and_begin_again(right: LLM, prompt: list[int]) -> None:
-    """A growing prompt, ones that depart earlier, and a new one."""
-    greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, draft_tokens="4")
-    right.forget()
-    first = right.generate(prompt, greedy, keep_cache=True)
-    turns = [
-        [*prompt, *first.token_ids, 9, 8, 7],
-        [*prompt, *first.token_ids[:11], 5, 6],
-        prompt[:130],
-        prompt[::-1],
-    ]
-    for turn in turns:
-        found = right.generate(turn, greedy, keep_cache=True)
-        assert found.token_ids == right.generate(turn, _without(greedy)).token_ids
-        assert found.stats.accepted_tokens == found.stats.drafted_tokens > 0
+    assert len(list(check_turns(right, prompt))) == 4
 
 
 def test_a_session_file_holds_no_draft(right: LLM, prompt: list[int], tmp_path: Path) -> None:
-    greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, draft_tokens="4")
-    files = []
-    for sampling in (greedy, _without(greedy)):
-        right.forget()
-        right.generate(prompt, sampling, keep_cache=True)
-        path = tmp_path / f"{sampling.draft_tokens}.session"
-        right.save_session(path)
-        files.append(path.read_bytes())
-    assert files[0] == files[1]
-    right.generate(prompt[::-1], greedy, keep_cache=True)
-    right.load_session(path)
-    found = right.generate([*prompt, 5, 4], greedy, keep_cache=True)
-    assert found.stats.cached_tokens == len(prompt)
-    assert found.stats.accepted_tokens == found.stats.drafted_tokens > 0
-    right.forget()
+    check_session_file(right, prompt, tmp_path)
 
 
 def test_a_chat_grows_and_a_context_shifts(right_path: Path, prompt: list[int]) -> None:
-    greedy = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True, draft_tokens="4")
-    shifting = replace(greedy, context_full="shift")
     with _open(right_path, context_size=200) as small:
-        stats = _compare(small, prompt, shifting)
-        assert stats.context_shifts > 0
-        assert stats.accepted_tokens == stats.drafted_tokens > 50
-        with pytest.raises(UsageError, match=r"a draft model \(--draft\) does not go with"):
-            small.generate(prompt, replace(greedy, context_full="evict"))
+        check_shift(small, prompt)
+    greedy = SamplingParams(temperature=0, ignore_eos=True, draft_tokens="4")
     with _open(right_path) as llm:
         text = prompt
         for n in (20, 4200):
@@ -248,7 +209,7 @@ def test_an_interrupt_leaves_whole_sequences(
     right: LLM, prompt: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sampling = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, draft_tokens="3")
-    expected = right.generate(prompt, _without(sampling)).token_ids
+    expected = right.generate(prompt, without_drafts(sampling)).token_ids
     for owner, method in ((PairedText, "read"), (OwnDrafter, "_write"), (PairedText, "read_to")):
         right.forget()
         _paired(right).forget()
@@ -295,7 +256,7 @@ def test_tokens_beyond_the_head_are_never_guessed(
             sampling = SamplingParams(
                 temperature=0, max_tokens=30, ignore_eos=True, draft_tokens="3", lookup="off"
             )
-            stats = _compare(
+            stats = compare_drafted(
                 llm, [*prompt, 119], replace(sampling, repeat_penalty=penalty, repeat_last_n=-1)
             )
             assert 0 < stats.accepted_tokens < stats.drafted_tokens
@@ -310,7 +271,7 @@ def test_weights_of_the_model_may_lie_in_a_file(
     )
     for is_mapped in (False, True):
         with _open(right_path, packed_weights=tmp_path) as llm:
-            stats = _compare(llm, prompt, sampling)
+            stats = compare_drafted(llm, prompt, sampling)
         assert stats.accepted_tokens == stats.drafted_tokens > 0
         assert ("mapped_weights" in stats.memory_bytes) is is_mapped
         assert stats.memory_bytes["draft_weights"] > 0
@@ -367,6 +328,6 @@ def test_the_norm_may_be_the_model_s_and_matrices_its_own(
         temperature=0, max_tokens=21, ignore_eos=True, draft_tokens="4", lookup="off"
     )
     with _open(path) as llm:
-        stats = _compare(llm, [*prompt, 5], sampling)
+        stats = compare_drafted(llm, [*prompt, 5], sampling)
         assert stats.accepted_tokens == stats.drafted_tokens > 0
         assert stats.memory_bytes["draft_weights"] > 2 * 4 * VOCAB_SIZE * 256

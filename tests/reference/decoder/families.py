@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,16 @@ class Family:
         return "gelu" if self.has_gelu else "silu"
 
 
+GPT2 = Family(no_rope_period=1, is_ungated=True, ungated="ungated_gelu", has_layer_norm=True)
+COMMAND_R = Family(
+    is_interleaved=True,
+    has_layer_norm=True,
+    is_parallel=True,
+    scales_logits=True,
+    ffn_norm="attn_norm",
+)
+COHERE2 = replace(COMMAND_R, window_period=4, rotates_windows_only=True)
+
 FAMILIES: Mapping[str, Family] = {
     "afmoe": Family(
         window_period=4, no_rope_period=4, rotates_windows_only=True, scales_embedding=True
@@ -104,34 +114,9 @@ FAMILIES: Mapping[str, Family] = {
     "bailingmoe2": Family(),
     "chatglm": Family(is_interleaved=True),
     "codeshell": Family(is_ungated=True, ungated="ungated_gelu", has_layer_norm=True),
-    "cohere2": Family(
-        is_interleaved=True,
-        window_period=4,
-        rotates_windows_only=True,
-        has_layer_norm=True,
-        is_parallel=True,
-        scales_logits=True,
-        ffn_norm="attn_norm",
-    ),
-    "cohere2moe": Family(
-        is_interleaved=True,
-        window_period=4,
-        is_full_first=True,
-        rotates_windows_only=True,
-        rotates_dense=True,
-        halves_shared=True,
-        has_layer_norm=True,
-        is_parallel=True,
-        scales_logits=True,
-        ffn_norm="attn_norm",
-    ),
-    "command-r": Family(
-        is_interleaved=True,
-        has_layer_norm=True,
-        is_parallel=True,
-        scales_logits=True,
-        ffn_norm="attn_norm",
-    ),
+    "cohere2": COHERE2,
+    "cohere2moe": replace(COHERE2, is_full_first=True, rotates_dense=True, halves_shared=True),
+    "command-r": COMMAND_R,
     "nanbeige": Family(is_interleaved=True),
     "deci": Family(is_interleaved=True),
     "deepseek": Family(is_interleaved=True),
@@ -162,7 +147,7 @@ FAMILIES: Mapping[str, Family] = {
     "gptneox": Family(
         is_ungated=True, ungated="ungated_gelu", has_layer_norm=True, is_parallel=True
     ),
-    "gpt2": Family(no_rope_period=1, is_ungated=True, ungated="ungated_gelu", has_layer_norm=True),
+    "gpt2": GPT2,
     "granite": Family(is_interleaved=True),
     "granite_swa": Family(is_interleaved=True),
     "granitehybrid": Family(is_interleaved=True),
@@ -228,9 +213,7 @@ FAMILIES: Mapping[str, Family] = {
     "smollm3": Family(is_interleaved=True, no_rope_period=4),
     "spark2_5": Family(sliding_base=10000.0, has_gelu=True),
     "stablelm": Family(has_layer_norm=True),
-    "starcoder": Family(
-        no_rope_period=1, is_ungated=True, ungated="ungated_gelu", has_layer_norm=True
-    ),
+    "starcoder": GPT2,
     "starcoder2": Family(is_ungated=True, ungated="ungated_gelu", has_layer_norm=True),
     "xverse": Family(is_interleaved=True),
 }

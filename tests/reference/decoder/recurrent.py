@@ -7,7 +7,7 @@ import numpy as np
 from tests.reference.softmax_state import Array
 
 from .delta_net import delta_net
-from .feed_forward import sigmoid, silu
+from .feed_forward import sigmoid, silu, softplus
 from .mamba2 import ssd
 from .rows import Rows
 
@@ -62,7 +62,7 @@ class RecurrentBlocks:
             q, k = (np.tile(part, (1, repeats, 1)) for part in (q, k))
             rates = self.rows.linear(prefix + "ssm_beta", normed)
             steps = self.rows.linear(prefix + "ssm_alpha", normed)
-        decays = np.exp(exact["ssm_a"] * np.log1p(np.exp(steps + exact["ssm_dt.bias"])))
+        decays = np.exp(exact["ssm_a"] * softplus(steps + exact["ssm_dt.bias"]))
         state = self._delta_states.get(layer, np.zeros((n_heads, head_dim, head_dim)))
         out, self._delta_states[layer] = delta_net(q, k, v, decays, sigmoid(rates), state)
         out = self.rows.norm(prefix + "ssm_norm", out.reshape(len(x), -1))
@@ -84,7 +84,7 @@ class RecurrentBlocks:
         rows = silu(self._convolved(layer, rows, taps) + biases)
         inputs, b, c = np.split(rows, [inner, (inner + len(rows[0])) // 2], axis=1)
         b, c = (np.repeat(part.reshape(n, groups, -1), n_heads // groups, 1) for part in (b, c))
-        rates = np.log1p(np.exp(rates + rate_biases))
+        rates = softplus(rates + rate_biases)
         decays = np.exp(a.ravel() * rates)
         state = self._ssd_states.get(layer, np.zeros((n_heads, b.shape[2], inner // n_heads)))
         heads = inputs.reshape(n, n_heads, -1)
