@@ -116,7 +116,7 @@ libraries += [
     static_library(
         f"edgeh2o_{isa}", [f"cpp/isa/{isa}.cc"], kernel_flags + flags + kernel_sanitizer_flags
     )
-    for isa, flags in {"scalar": ["-O2"], **ISA_FLAGS}.items()
+    for isa, flags in {"scalar": [] if debug else ["-O2"], **ISA_FLAGS}.items()
 ]
 
 
