@@ -136,5 +136,5 @@ def test_an_open_answer_goes_on_as_far_as_its_table(model: Path) -> None:
     # With its 1,024 tokens it needs the table of long contexts, to whose end it goes on.
     assert got.stats.context_size == 8192
     with open_engine(model, attention=DenseConfig()) as engine:
-        got = answer(engine, request_of(SHORT, -1))
-    assert len(SHORT) + got.stats.generated_tokens == LONG_AFTER + 1
+        got = answer(engine, request_of(TOKENS[:3000], -1))
+    assert 3000 + got.stats.generated_tokens == LONG_AFTER + 1

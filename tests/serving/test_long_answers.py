@@ -98,13 +98,13 @@ def test_an_open_answer_goes_on_to_what_the_model_was_trained_on(
     """It ended at 4,096 tokens, or 1,024 behind the prompt, by "length": an error to agents."""
     options = {**OPTIONS, "attention": ATTENTIONS[attention]}
     with open_engine(serving_model, context_size=MIN_DEFAULT_CONTEXT, **options) as engine:
-        ended = answer(engine, request_of(tokens_of(600, seed=1), -1))
-    assert 600 + ended.stats.generated_tokens == MIN_DEFAULT_CONTEXT + 1
+        ended = answer(engine, request_of(tokens_of(2600, seed=1), -1))
+    assert 2600 + ended.stats.generated_tokens == MIN_DEFAULT_CONTEXT + 1
     with open_engine(serving_model, **options) as engine:
-        went_on = answer(engine, request_of(tokens_of(600, seed=1), -1))
+        went_on = answer(engine, request_of(tokens_of(2600, seed=1), -1))
         assert engine.pool.context_limit == CONTEXT
     assert went_on.stats.context_size == CONTEXT
-    assert 600 + went_on.stats.generated_tokens == CONTEXT + 1
+    assert 2600 + went_on.stats.generated_tokens == CONTEXT + 1
     # By the same budgets until then.
     n_alike = ended.stats.generated_tokens
     assert went_on.logprobs[:n_alike] == ended.logprobs

@@ -92,7 +92,8 @@ def test_thousands_of_pages_many_of_which_score_alike(period: int | None) -> Non
     )
     oracle = QuestLayer(tokens=700, page_size=1)
     prefill(attention, (q[:, :n_tokens], k[:, :n_tokens], v[:, :n_tokens]), stays_open=True)
-    oracle.prefill(q[:, :n_tokens], k[:, :n_tokens], v[:, :n_tokens], is_last=True)
+    # Its outputs are not looked at: one query is enough.
+    oracle.prefill(q[:, n_tokens - 1 : n_tokens], k[:, :n_tokens], v[:, :n_tokens], is_last=True)
     for position in (n_tokens, n_tokens + 1):
         now = slice(position, position + 1)
         expected = oracle.decode(q[:, now], k[:, now], v[:, now])
