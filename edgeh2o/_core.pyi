@@ -66,6 +66,7 @@ class DecoderConfig:
         logit_soft_cap: float = 0.0,
         tied_embeddings: bool = False,
         has_output_bias: bool = False,
+        update_rank: int = 0,
         token_input_rows: int = 0,
         has_streams: bool = False,
         reads_hidden: bool = False,
@@ -99,6 +100,15 @@ class Model:
         cols: int,
         row_order: Buffer | None = None,
     ) -> None: ...
+    def add_update(
+        self, name: str, rank: int, a: Buffer, a_type: str, b: Buffer, b_type: str
+    ) -> None:
+        """The matrix ``name``, which is set, acts as W + B A from now on (LoRA).
+
+        ``a`` is [rank, cols], ``b`` [rows, rank], in a float type of GGUF each, any scale in ``b``.
+        ValueError for a name that takes none, other sizes, and more than ``update_rank``.
+        """
+
     def finish(self) -> None:
         """Once every tensor is set. ValueError where one is missing."""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 
 from .errors import UsageError
+from .lora_config import LoraAdapter
 from .option_fields import MAX_CONTEXT, check_flag, check_int, check_real, is_int, label, option
 from .rope_config import ROPE_OF_FILE, RopeConfig
 
@@ -290,7 +291,8 @@ class RuntimeConfig:
     ``cache_type_v`` says another. ``rope`` changes how the model's positions are read. ``draft`` is
     a smaller model, as a model is named, that guesses tokens for the model to check, or ``"mtp"``
     for the layer of the model's own file that does so.
-    ``packed_weights`` is where packed weights are kept, ``"auto"``, ``"off"`` or a folder.
+    ``packed_weights`` is where packed weights are kept, ``"auto"``, ``"off"`` or a folder. ``lora``
+    are adapters that are added to the weights.
     """
 
     context_size: int | None = option(
@@ -355,6 +357,13 @@ class RuntimeConfig:
         metavar="DEVICE",
         help="what computes: cpu, cuda or cuda:N (a GPU); auto: what EDGEH2O_DEVICE says, else cpu",
     )
+    lora: Sequence[LoraAdapter] = option(
+        (),
+        "--lora",
+        metavar="FILE[:SCALE]",
+        help="GGUF file of a LoRA adapter that is added to the weights, and by how much of what "
+        "it was trained with; several times for several",
+    )
     rope: RopeConfig = field(default=ROPE_OF_FILE, metadata={"is_option": False})
     draft: str | None = field(default=None, metadata={"is_option": False})
 
@@ -380,6 +389,10 @@ class RuntimeConfig:
                 "packed_weights (--packed-weights) must be auto, off or a folder, got "
                 f"{self.packed_weights!r:.80}"
             )
+        if not isinstance(self.lora, tuple) or not all(
+            isinstance(adapter, LoraAdapter) for adapter in self.lora
+        ):
+            raise UsageError(f"lora must be a tuple of LoraAdapter(...), got {self.lora!r:.80}")
         if not isinstance(self.rope, RopeConfig):
             raise UsageError(f"rope must be RopeConfig(...), got {self.rope!r:.80}")
         if self.draft is not None and (not isinstance(self.draft, str) or not self.draft):

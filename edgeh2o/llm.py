@@ -14,6 +14,7 @@ from .config import PACKED_OFF, PrefillConfig, RuntimeConfig, SamplingParams
 from .engine.open_model import OpenModel
 from .engine.opening import load_session
 from .errors import UsageError
+from .lora_config import LoraLike, make_adapters
 from .rope_config import ROPE_OF_FILE, RopeConfig
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ class LLM(OpenModel):
     ``DenseConfig``, a name (``"dense"``) or a mapping: ``{"algorithm": "h2o", "local": 256}``.
     ``context_size``, ``threads``, ``isa``, ``cache_type``, ``cache_type_k``, ``cache_type_v``,
     ``attention_precision``, ``check_tensors``, ``device``, ``rope``, ``quantize``,
-    ``packed_weights`` and ``draft`` are those of ``RuntimeConfig``; ``seed`` serves calls whose
+    ``packed_weights`` and ``draft`` are those of ``RuntimeConfig``, ``lora`` a GGUF file of a LoRA
+    adapter, ``(file, scale)``, or a list of such; ``seed`` serves calls whose
     ``SamplingParams`` has none; ``chat_template`` (jinja2) replaces the model's own, with
     ``chat_template_kwargs`` as variables (``{"enable_thinking": False}``).
     ``on_progress(stage, done, total)`` counts bytes of "load" and tokens of "prefill"; what
@@ -59,6 +61,7 @@ class LLM(OpenModel):
         rope: RopeConfig = ROPE_OF_FILE,
         quantize: str | None = None,
         packed_weights: str | Path = PACKED_OFF,
+        lora: LoraLike | Sequence[LoraLike] | None = None,
         draft: str | Path | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -82,6 +85,7 @@ class LLM(OpenModel):
                 rope=rope,
                 quantize=quantize,
                 packed_weights=str(packed_weights),
+                lora=make_adapters(lora),
                 draft=None if draft is None else str(draft),
             ),
             seed=SamplingParams(seed=seed).seed,

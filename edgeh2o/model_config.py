@@ -211,7 +211,8 @@ class DecoderConfig(ModelConfig):
     With ``has_streams`` every token has several residual streams (AltUp); a ``laurel_rank`` that is
     not 0 is that of a branch of two matrices beside attention (LAuReL). One that ``reads_hidden``
     is a layer that guesses tokens ahead: beside a token it reads what the logits of the token
-    before were made of, and it has logits of the first ``n_guessed`` tokens, 0 for all.
+    before were made of, and it has logits of the first ``n_guessed`` tokens, 0 for all. Low-rank
+    updates of matrices (LoRA) have a rank of ``update_rank`` at the most.
     """
 
     layers: tuple[LayerConfig, ...]
@@ -256,6 +257,7 @@ class DecoderConfig(ModelConfig):
     head_gate: str = "sigmoid"
     token_input_dim: int = 0
     token_input_rows: int = 0
+    update_rank: int = 0
     has_output_scale: bool = False
     has_streams: bool = False
     laurel_rank: int = 0

@@ -310,6 +310,28 @@ void Weights::set_matrix(PackedMatrix& matrix, const FormatInfo& info, const uin
   n_bytes_ += matrix.n_bytes();
 }
 
+void Weights::add_update(const std::string& name, size_t rank, const Floats& a, const Floats& b) {
+  const auto found = slots_.find(name);
+  const bool is_multiplied = found != slots_.end() && found->second.matrix && !found->second.is_transposed &&
+                             found->second.matrix != &token_embd_.weight &&
+                             found->second.matrix != &position_embd_;
+  EH2O_CHECK(is_multiplied, "tensor '", name, "' is no matrix that takes a low-rank update");
+  EH2O_CHECK(rank > 0 && rank <= config_.update_rank, "the update of '", name, "' has rank ", rank,
+             ", of 1 to ", config_.update_rank);
+  PackedMatrix& matrix = *found->second.matrix;
+  EH2O_CHECK(matrix, "tensor '", name, "' is not set");
+  const auto pack = [&](const Floats& values, size_t rows, size_t cols) {
+    const FormatInfo& info = find_format(values.type_name);
+    EH2O_CHECK(!info.is_quantised, "the update of '", name, "' has the quantised type ", values.type_name);
+    return PackedMatrix(info, table_->layout.panel_cols, false, values.data.data, values.data.size, rows,
+                        cols, nullptr, &pool_);
+  };
+  LowRankUpdate update{pack(a, rank, matrix.cols()), pack(b, matrix.rows(), rank)};
+  n_bytes_ += update.a.n_bytes() + update.b.n_bytes();
+  updates_.push_front(std::move(update));
+  matrix.set_update(&updates_.front());
+}
+
 std::vector<float> Weights::dequantize(const std::string& name, size_t* rows, size_t* cols) const {
   const auto found = slots_.find(name);
   EH2O_CHECK(found != slots_.end(), "tensor '", name, "' is not part of this model");

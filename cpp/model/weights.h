@@ -1,6 +1,7 @@
 // The weights of a decoder, packed for one kernel table, and the names by which a model file fills them.
 #pragma once
 
+#include <forward_list>
 #include <functional>
 #include <string>
 #include <unordered_map>
@@ -93,6 +94,12 @@ class Weights {
   // main: whose embedding and output matrix serve where these have none, or null; it outlives this.
   Weights(const DecoderConfig& config, const KernelTable& table, const Weights* main = nullptr);
 
+  // Numbers of a float type of GGUF.
+  struct Floats {
+    std::string type_name;
+    Span<const uint8_t> data;
+  };
+
   // Packs or converts one tensor of a GGUF file; `name` is the file's. Vectors have rows = 1. row_order: see
   // PackedMatrix (for a vector: the source element of every element), or null.
   // Throws std::invalid_argument for an unknown name, a wrong shape or an unsupported type.
@@ -120,6 +127,11 @@ class Weights {
   void map_packed(MappedFile file, const std::vector<PackedTensor>& tensors);
   // The matrix of a tensor. Throws std::invalid_argument for a name that is none's, or was not set.
   const PackedMatrix& find_packed(const std::string& name) const;
+
+  // Once the matrix `name` is there: adds B A to it in all products. a: [rank][cols], b: [rows][rank], in
+  // floats of their types, any scale in b. Throws std::invalid_argument for a name that is none of a matrix
+  // that rows are multiplied with, or other shapes and types.
+  void add_update(const std::string& name, size_t rank, const Floats& a, const Floats& b);
 
   // Throws std::invalid_argument that lists the required tensors that are missing: those that are not filled
   // here, or for which is_filled, if it is given, says so.
@@ -190,6 +202,7 @@ class Weights {
   std::vector<float> output_norm_, output_norm_bias_, token_input_norm_;
   std::vector<LayerWeights> layers_;
   std::unordered_map<std::string, Slot> slots_;
+  std::forward_list<LowRankUpdate> updates_;
   size_t n_bytes_ = 0, n_mapped_bytes_ = 0;
 };
 

@@ -87,7 +87,8 @@ Activations::Activations(const DecoderConfig& config, const KernelTable& table, 
   const size_t delta_bytes =
       config.widest([](const LayerSpec& layer) { return delta_scratch_bytes(layer.delta); });
   scratch = arena.take<uint8_t>(
-      n_threads * std::max({matmul_scratch_bytes(table), row_scratch_bytes(table, widest), delta_bytes}));
+      n_threads * std::max({matmul_scratch_bytes(table), row_scratch_bytes(table, widest), delta_bytes}) +
+      update_scratch_bytes(rows_at_once, config.update_rank));
 }
 
 Workspace::Workspace(const DecoderConfig& config, const KernelTable& table, int n_threads)

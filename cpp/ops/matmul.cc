@@ -18,6 +18,9 @@ constexpr size_t kRowBlock = 192;
 // Heads whose products go together.
 constexpr size_t kHeadsAtOnce = 64;
 
+// Weights with updates, of one input, whose updates go together: queries, keys, values and a gate.
+constexpr size_t kUpdatesAtOnce = 4;
+
 struct Task {
   const MatmulOutput* output;
   size_t panel, n_panels, first_row, n_rows;
@@ -116,7 +119,40 @@ void run_matrix(const KernelTable& table, const MatmulInput& input, const Task& 
   }
 }
 
+// out += (x A^T) B^T of the outputs whose weights have updates.
+void add_updates(const KernelTable& table, const MatmulInput& input, Span<const MatmulOutput> outputs,
+                 uint8_t* scratch) {
+  const size_t n_rows = input.rows.rows;
+  float* memory = reinterpret_cast<float*>(scratch + num_threads() * matmul_scratch_bytes(table));
+  for (size_t i = 0; i < outputs.size;) {
+    const MatmulInput& own = outputs.data[i].input ? *outputs.data[i].input : input;
+    MatmulInput inner[kUpdatesAtOnce];
+    MatmulOutput down[kUpdatesAtOnce], up[kUpdatesAtOnce];
+    size_t count = 0;
+    float* next = memory;
+    for (; i < outputs.size && count < kUpdatesAtOnce; ++i) {
+      const MatmulOutput& output = outputs.data[i];
+      if ((output.input ? output.input : &input) != &own) break;
+      const LowRankUpdate* update = output.weight->update();
+      if (!update) continue;
+      const size_t rank = update->a.rows();
+      down[count] = {&update->a, nullptr, next, rank};
+      inner[count] = {{}, {next, n_rows, rank, rank}};
+      up[count] = {&update->b, nullptr, output.out, output.out_stride, true, inner + count};
+      next += n_rows * rank;
+      ++count;
+    }
+    if (count == 0) continue;
+    matmul(table, own, {down, count}, scratch);
+    matmul(table, inner[0], {up, count}, scratch);
+  }
+}
+
 }  // namespace
+
+size_t update_scratch_bytes(size_t n_rows, size_t rank) {
+  return kUpdatesAtOnce * n_rows * rank * sizeof(float);
+}
 
 size_t Activations8::bytes(const KernelTable& table, size_t n_rows, size_t depth) {
   const PackLayout& layout = table.layout;
@@ -178,6 +214,8 @@ void matmul(const KernelTable& table, const MatmulInput& input, Span<const Matmu
   } else {
     parallel_for(grid.size(), [&](size_t i, size_t thread) { run(i, i + 1, thread); });
   }
+  const auto has_update = [](const MatmulOutput& output) { return output.weight->update() != nullptr; };
+  if (std::any_of(outputs.begin(), outputs.end(), has_update)) add_updates(table, input, outputs, scratch);
 }
 
 void matmul_heads(const KernelTable& table, MatView<const float> rows, uint8_t* packed, size_t step,

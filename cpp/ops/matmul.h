@@ -51,12 +51,14 @@ struct MatmulOutput {
 
 // Bytes of scratch that matmul needs per thread.
 size_t matmul_scratch_bytes(const KernelTable& table);
+// And behind that of all threads for weights with updates of at most `rank`, 0: none.
+size_t update_scratch_bytes(size_t n_rows, size_t rank);
 
 // Tile height of packed activations for n_rows rows: for few rows, which take the matrix-vector kernels, what
 // divides them best.
 size_t activation_tile_rows(const KernelTable& table, size_t n_rows);
 
-// scratch: num_threads() x matmul_scratch_bytes, aligned.
+// scratch: num_threads() x matmul_scratch_bytes, and update_scratch_bytes, aligned.
 void matmul(const KernelTable& table, const MatmulInput& input, Span<const MatmulOutput> outputs,
             uint8_t* scratch);
 

@@ -31,6 +31,8 @@ const FormatInfo& format_info(PackedFormat format);
 void check_tensor_data(const FormatInfo& info, size_t n_bytes, size_t rows, size_t cols,
                        const int32_t* row_order);
 
+struct LowRankUpdate;
+
 class PackedMatrix {
  public:
   PackedMatrix() = default;
@@ -54,7 +56,8 @@ class PackedMatrix {
   void pack_rows(const FormatInfo& info, const uint8_t* data, size_t first, size_t n_rows,
                  const int32_t* row_order = nullptr);
 
-  // The first n rows, whole panels or all of them, in the memory of this, which must outlive them.
+  // The first n rows, whole panels or all of them, in the memory of this, which must outlive them; without
+  // an update.
   PackedMatrix first_rows(size_t n) const;
 
   PackedFormat format() const { return format_; }
@@ -68,6 +71,10 @@ class PackedMatrix {
   // Start of the panel's data for depth k: a multiple of 256 for quantised formats.
   const uint8_t* panel_at(size_t i, size_t k) const;
   explicit operator bool() const { return rows_ != 0; }
+
+  // What is added to products with this, or null.
+  const LowRankUpdate* update() const { return update_; }
+  void set_update(const LowRankUpdate* update) { update_ = update; }  // it outlives this
 
   // Writes the cols() weights of one row as f32: embedding look-up.
   void dequantize_row(float* out, size_t row) const { dequantize_range(out, row, 0, cols_); }
@@ -84,6 +91,13 @@ class PackedMatrix {
   AlignedBuffer buffer_;  // empty where the panels lie in a pool
   const uint8_t* panels_ = nullptr;
   uint8_t* packed_ = nullptr;  // the same, where they are packed here
+  const LowRankUpdate* update_ = nullptr;
+};
+
+// A matrix W with one acts as W + B A (LoRA: Hu et al. 2021, section 4.1, alpha / r in B), both in floats.
+struct LowRankUpdate {
+  PackedMatrix a;  // [rank][cols]
+  PackedMatrix b;  // [rows][rank]
 };
 
 // bfloat16 to single precision.

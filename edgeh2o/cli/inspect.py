@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tensors", action="store_true", help="list every tensor, rows last, as GGUF files do"
     )
-    add_model_options(parser, skip=("packed_weights",))
+    add_model_options(parser, skip=("packed_weights", "lora"))
 
 
 def execute(args: argparse.Namespace) -> int:

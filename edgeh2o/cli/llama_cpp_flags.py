@@ -202,9 +202,15 @@ _FLAGS = {
             _Flag("each request has its own; --repeat-penalty is for all", "value", idle=_ZERO),
         ),
         ("-l --logit-bias", _Flag("each request has its own (logit_bias)", "value")),
+        ("--lora-scaled", _Flag("", "value", "--lora")),
+        ("--lora", _Flag("this command takes no adapters; leave it out", "value")),
         (
-            "--lora --lora-scaled --control-vector",
-            _Flag("adapters are not applied; merge it into the model before", "value"),
+            "--lora-init-without-apply",
+            _Flag("adapters of --lora are always applied", idle=None),
+        ),
+        (
+            "--control-vector --control-vector-scaled",
+            _Flag("control vectors are not applied; leave it out", "value"),
         ),
         ("-mm --mmproj", _Flag("models read text alone; leave it out", "value")),
         ("--prompt-cache", _Flag("", "value", "--session")),

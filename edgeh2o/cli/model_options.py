@@ -202,6 +202,7 @@ def open_model(
             rope=runtime.rope,
             quantize=runtime.quantize,
             packed_weights=runtime.packed_weights,
+            lora=runtime.lora,
             draft=runtime.draft,
             prefill=options.prefill,
             attention=options.attention,

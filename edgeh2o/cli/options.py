@@ -13,6 +13,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any, TypeVar
 
+from ..errors import UsageError
+from ..lora_config import LoraAdapter, join_adapters, read_adapters
+
 Config = TypeVar("Config")
 
 
@@ -50,10 +53,19 @@ def _read_bias(text: str) -> tuple[int, float]:
     )
 
 
+def _read_adapters(text: str) -> tuple[LoraAdapter, ...]:
+    """An argparse type: ``FILE[:SCALE]``, or several after commas."""
+    try:
+        return read_adapters(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 # Flags that may be given several times: how each is read, and what they make together.
 _LISTS: dict[str, tuple[Callable[[str], Any], Callable[[list[Any]], Any]]] = {
     "Sequence[str]": (utf8_text, tuple),
     "Mapping[int, float] | None": (_read_bias, dict),
+    "Sequence[LoraAdapter]": (_read_adapters, join_adapters),
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from .plan import OPEN_BATCH_TOKENS, RunPlan, fit_chunks
 
 if TYPE_CHECKING:
     from ..attention.base import SparseAttentionConfig
+    from ..lora_config import LoraAdapter
     from ..onnx.model import OnnxModelFile
     from .draft_model import DraftModel
     from .models import ModelFile
@@ -66,26 +67,30 @@ def open_model(
     *,
     quantize: str | None = None,
     packed_weights: str = PACKED_OFF,
+    lora: Sequence[LoraAdapter] = (),
 ) -> ModelFile:
     """Opens a GGUF file, a folder of safetensors, or the folder or ``.onnx`` file of an ONNX model.
 
     For a GPU if that is given. ``quantize`` is the type that the matrices of safetensors get,
-    ``packed_weights`` where those of GGUF files are kept packed, of the CPU.
+    ``packed_weights`` where those of GGUF files are kept packed, ``lora`` what is added to them, of
+    the CPU.
     Raises FormatError for a file that cannot be run, ResourceError for one that cannot be read,
     UsageError if packages for it are missing, it does not run on a GPU, or cannot have ``rope``.
     """
     if os.path.isdir(path) or path.suffix == ".onnx":
         _refuse_packed_weights(path, packed_weights)
+        _refuse_lora(path, lora)
         return _open_other(path, device, rope, quantize)
     _refuse_quantize(path, quantize)
     if device is not None:
         _refuse_packed_weights(path, packed_weights)
+        _refuse_lora(path, lora)
         from ..runners.cuda import CudaModelFile
 
         return CudaModelFile(path, device, rope)
     from ..runners.native import NativeModelFile
 
-    return NativeModelFile(path, rope, packed_weights=packed_weights)
+    return NativeModelFile(path, rope, packed_weights=packed_weights, lora=lora)
 
 
 def _open_other(
@@ -127,6 +132,14 @@ def _refuse_packed_weights(path: Path, packed_weights: str) -> None:
     if packed_weights != PACKED_OFF:
         raise UsageError(
             f"{path}: packed_weights (--packed-weights) are for GGUF files on the CPU; leave it out"
+        )
+
+
+def _refuse_lora(path: Path, lora: Sequence[LoraAdapter]) -> None:
+    if lora:
+        raise UsageError(
+            f"{path}: adapters (--lora) are for GGUF files on the CPU; merge it into the model "
+            "before"
         )
 
 
@@ -174,6 +187,7 @@ def load_session(
         runtime.rope,
         quantize=runtime.quantize,
         packed_weights=runtime.packed_weights,
+        lora=runtime.lora,
     ) as file:
         plan = RunPlan.of(file.config, attention, prefill, runtime, **place)
         import_answering()

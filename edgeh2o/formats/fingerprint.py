@@ -34,6 +34,13 @@ def fingerprint_file(file: ModelTensors, tensors: Iterable[TensorInfo]) -> str:
     return digest.hexdigest()
 
 
+def with_adapters(fingerprint: str, adapters_digest: str) -> str:
+    """The fingerprint of a file whose weights adapters change; its own without any."""
+    if not adapters_digest:
+        return fingerprint
+    return blake2b((fingerprint + adapters_digest).encode(), digest_size=DIGEST_BYTES).hexdigest()
+
+
 def fingerprint_tensors(file: ModelTensors, tensors: Iterable[TensorInfo], *more: bytes) -> str:
     """As ``fingerprint_file``, of ``more`` bytes in place of the metadata."""
     digest = blake2b(digest_size=DIGEST_BYTES)

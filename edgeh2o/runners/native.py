@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from .. import _core
 from ..attention.base import has_equal_kv_heads
 from ..config import PACKED_OFF
 from ..errors import EdgeH2OError, FormatError, ResourceError, UsageError
-from ..formats.fingerprint import fingerprint_file
+from ..formats.fingerprint import fingerprint_file, with_adapters
 from ..formats.gguf import GgufFile, TensorInfo
 from ..formats.gguf_types import TENSOR_TYPES
 from ..formats.metadata import TEMPLATE_KEY, TOOL_TEMPLATE_KEY, quote
@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 
     from ..attention.base import SparseAttentionConfig
     from ..formats.model_tensors import ModelTensors
+    from ..lora_config import LoraAdapter
     from ..models.tensors import TensorBinding
     from ..tokenizer import Tokenizer
+    from .adapters import Adapters
     from .drafting_layer import DraftingLayer, DraftingLayerFile
     from .packed_weights import KeptWeights
 
@@ -157,14 +159,45 @@ class GgufModelFile:
 class NativeModelFile(GgufModelFile):
     """A GGUF file for the decoder of the CPU.
 
-    ``packed_weights`` is that of ``RuntimeConfig``.
+    ``packed_weights`` and ``lora`` are those of ``RuntimeConfig``.
     """
 
     def __init__(
-        self, path: Path, rope: RopeConfig = ROPE_OF_FILE, *, packed_weights: str = PACKED_OFF
+        self,
+        path: Path,
+        rope: RopeConfig = ROPE_OF_FILE,
+        *,
+        packed_weights: str = PACKED_OFF,
+        lora: Sequence[LoraAdapter] = (),
     ) -> None:
         super().__init__(path, rope)
         self._packed_weights = packed_weights
+        self._adapters: Adapters | None = None
+        if lora:
+            from .adapters import Adapters
+
+            try:
+                self._adapters = Adapters(lora, self._bindings, self.config.architecture)
+            except BaseException:
+                self._gguf.close()
+                raise
+            self.config = replace(self.config, update_rank=self._adapters.rank)
+            self.n_weight_bytes += self._adapters.n_bytes
+
+    def __exit__(self, *exception: object) -> None:
+        if self._adapters is not None:
+            self._adapters.close()
+        super().__exit__(*exception)
+
+    @property
+    def adapters_digest(self) -> str:
+        """Tells adapters apart; empty where there are none."""
+        return "" if self._adapters is None else self._adapters.digest
+
+    @property
+    def fingerprint(self) -> str:
+        """As that of the loaded model."""
+        return with_adapters(super().fingerprint, self.adapters_digest)
 
     def estimate_session_bytes(
         self, attention: SparseAttentionConfig, shape: SessionShape
@@ -198,6 +231,8 @@ class NativeModelFile(GgufModelFile):
             )
             if kept is not None and not is_mapped:
                 kept.write()
+        if self._adapters is not None:
+            self._adapters.add_to(core_model)
         return NativeModel(core_model, self, tokenizer)
 
     def open_drafting_layer(self) -> DraftingLayerFile:
@@ -263,8 +298,13 @@ class NativeModel(GgufModel):
         self, core_model: _core.Model, file: NativeModelFile, tokenizer: Tokenizer
     ) -> None:
         super().__init__(file, tokenizer)
-        self._core_model = core_model
+        self._core_model, self._adapters_digest = core_model, file.adapters_digest
         self._workspaces: WeakValueDictionary[int, _core.Workspace] = WeakValueDictionary()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """As that of ``GgufModel``, of the adapters too."""
+        return with_adapters(super().fingerprint, self._adapters_digest)
 
     @property
     def shows_attention(self) -> bool:

@@ -1,0 +1,83 @@
+"""Low-rank adapters (LoRA) that a run adds to the weights of its model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from .errors import UsageError
+from .option_fields import check_real
+
+
+@dataclass(frozen=True, slots=True)
+class LoraAdapter:
+    """A GGUF file of an adapter, and by how much more than it says it counts."""
+
+    path: str
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        path = self.path
+        if isinstance(path, os.PathLike):
+            path = os.fspath(path)
+        if not isinstance(path, str) or not path:
+            raise UsageError(f"lora (--lora) must name a file of an adapter, got {path!r:.80}")
+        object.__setattr__(self, "path", path)
+        cure = "use 1 for what the adapter was trained with"
+        check_real(self, "scale", "from -1000 to 1000", lambda scale: -1e3 <= scale <= 1e3, cure)
+
+
+def read_adapters(text: str) -> tuple[LoraAdapter, ...]:
+    """The adapters of ``FILE[:SCALE][,FILE[:SCALE]...]``, as a flag of the command line has them.
+
+    A file that is there is meant, whatever is in its name. Raises UsageError.
+    """
+    texts = [text] if os.path.exists(text) else text.split(",")
+    return tuple(_read_adapter(each) for each in texts)
+
+
+def _read_adapter(text: str) -> LoraAdapter:
+    path, colon, scale = text.rpartition(":")
+    if colon and not os.path.exists(text):
+        try:
+            return LoraAdapter(path, float(scale))
+        except ValueError:
+            pass
+    return LoraAdapter(text)
+
+
+def join_adapters(parts: Iterable[tuple[LoraAdapter, ...]]) -> tuple[LoraAdapter, ...]:
+    """Those of a flag that was given several times."""
+    return tuple(chain(*parts))
+
+
+LoraLike = str | os.PathLike[str] | tuple[str | os.PathLike[str], float] | LoraAdapter
+
+
+def make_adapters(lora: LoraLike | Sequence[LoraLike] | None) -> tuple[LoraAdapter, ...]:
+    """The adapters of a path, of a pair of path and scale, or of a list of such.
+
+    Raises UsageError for anything else.
+    """
+    if lora is None:
+        return ()
+    if not isinstance(lora, (list, tuple)) or _is_pair(lora):
+        lora = [lora]  # type: ignore[list-item]
+    return tuple(_make_adapter(each) for each in lora)
+
+
+def _is_pair(lora: Sequence[object]) -> bool:
+    return isinstance(lora, tuple) and len(lora) == 2 and not isinstance(lora[1], _PATHS)
+
+
+_PATHS = (str, os.PathLike, LoraAdapter, tuple)
+
+
+def _make_adapter(lora: object) -> LoraAdapter:
+    if isinstance(lora, LoraAdapter):
+        return lora
+    if isinstance(lora, tuple) and len(lora) == 2:
+        return LoraAdapter(*lora)
+    return LoraAdapter(lora)  # type: ignore[arg-type]
