@@ -5,19 +5,14 @@
 #include "ops/rows.h"
 
 namespace edgeh2o {
-namespace {
-
-bool any_float(std::initializer_list<const Linear*> layers) {
-  return std::any_of(layers.begin(), layers.end(), [](const Linear* l) { return !l->weight.is_quantised(); });
-}
-
-}  // namespace
 
 PackedOut packed_for(const LayerCall& call, std::initializer_list<const Linear*> layers) {
   PackedOut out;
   for (const Linear* layer : layers) {
     const PackedOut own = packed_for(call.table(), call.buffers().packed, {&layer->weight});
-    if (own.packed) out = {own.packed, std::max(out.scale_block, own.scale_block)};
+    if (own.packed) out.packed = own.packed;
+    out.scale_block = std::max(out.scale_block, own.scale_block);
+    out.needs_floats |= own.needs_floats;
   }
   return out;
 }
@@ -37,7 +32,7 @@ MatmulInput begin_branch(const LayerCall& call, MatView<float> x, const std::vec
   const PackedOut packed = packed_for(call, layers);
   const MatView<const float> rows{x.data, x.rows, x.cols, x.stride};
   if (pre_norm.empty()) return pack_rows(call.table(), rows, packed);
-  const ActivationsOut norm{{any_float(layers) ? a.norm : nullptr, x.rows, x.cols, x.cols}, packed};
+  const ActivationsOut norm{{packed.needs_floats ? a.norm : nullptr, x.rows, x.cols, x.cols}, packed};
   return norm_rows(call.table(), rows, row_norm(call.config, pre_norm, bias), norm, a.scratch);
 }
 

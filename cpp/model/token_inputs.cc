@@ -42,7 +42,7 @@ MatmulInput gated_token_input(const LayerCall& call, size_t first, MatView<float
   const MatmulOutput gate = output_of(w.token_input_gate, a.gate, dim);
   matmul(table, begin_branch(call, x, {}, {&w.token_input_gate}), {&gate, 1}, a.scratch);
   const PackedOut packed = packed_for(call, {&w.token_input_out});
-  const ActivationsOut product{{packed.packed ? nullptr : a.gate, n, dim, dim}, packed};
+  const ActivationsOut product{{packed.needs_floats ? a.gate : nullptr, n, dim, dim}, packed};
   return gate_rows(table, table.geglu_f32, {a.gate, n, dim, dim}, {inputs.data, n, dim, dim}, product,
                    a.scratch);
 }

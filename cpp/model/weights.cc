@@ -312,9 +312,13 @@ void Weights::set_matrix(PackedMatrix& matrix, const FormatInfo& info, const uin
 
 void Weights::add_update(const std::string& name, size_t rank, const Floats& a, const Floats& b) {
   const auto found = slots_.find(name);
+  const auto is_table = [&](const PackedMatrix* matrix) {  // whose rows are looked up
+    return matrix == &token_embd_.weight || matrix == &position_embd_ ||
+           std::any_of(token_inputs_.begin(), token_inputs_.end(),
+                       [&](const PackedMatrix& part) { return matrix == &part; });
+  };
   const bool is_multiplied = found != slots_.end() && found->second.matrix && !found->second.is_transposed &&
-                             found->second.matrix != &token_embd_.weight &&
-                             found->second.matrix != &position_embd_;
+                             !is_table(found->second.matrix);
   EH2O_CHECK(is_multiplied, "tensor '", name, "' is no matrix that takes a low-rank update");
   EH2O_CHECK(rank > 0 && rank <= config_.update_rank, "the update of '", name, "' has rank ", rank,
              ", of 1 to ", config_.update_rank);

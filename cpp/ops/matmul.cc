@@ -64,8 +64,8 @@ size_t even_share(size_t n_rows, size_t max_rows) { return ceil_div(n_rows, ceil
 void run_few_rows(const KernelTable& table, const MatmulInput& input, const Task& task, float* out) {
   const PackedMatrix& weight = *task.output->weight;
   const bool is_quantised = weight.is_quantised();
-  const size_t tile_rows = is_quantised ? input.packed.tile_rows
-                                        : even_share(task.n_rows, table.layout.float_vector_rows);
+  const size_t tile_rows =
+      is_quantised ? input.packed.tile_rows : even_share(task.n_rows, table.layout.float_vector_rows);
   const size_t depth = weight.cols();
   const bool is_one_tile = task.n_rows <= tile_rows;
   const size_t step = is_one_tile ? depth : is_quantised ? kDepthQ : kDepthF32;
@@ -135,6 +135,7 @@ void add_updates(const KernelTable& table, const MatmulInput& input, Span<const 
       if ((output.input ? output.input : &input) != &own) break;
       const LowRankUpdate* update = output.weight->update();
       if (!update) continue;
+      EH2O_DASSERT(own.rows.data);
       const size_t rank = update->a.rows();
       down[count] = {&update->a, nullptr, next, rank};
       inner[count] = {{}, {next, n_rows, rank, rank}};
@@ -253,6 +254,7 @@ PackedOut packed_for(const KernelTable& table, uint8_t* buffer,
                      std::initializer_list<const PackedMatrix*> weights) {
   PackedOut out;
   for (const PackedMatrix* weight : weights) {
+    out.needs_floats |= !weight->is_quantised() || weight->update();
     if (!weight->is_quantised()) continue;
     out.packed = buffer;
     out.scale_block = std::max(out.scale_block, table.layout.scale_block(weight->format()));

@@ -30,14 +30,15 @@ struct Activations8 {
 struct PackedOut {
   uint8_t* packed = nullptr;  // null where no weight is quantised
   size_t scale_block = kBlock;
+  bool needs_floats = false;  // the rows as they are: of float weights, and of updates
 };
-// For the input of all these weights: the widest scale_block that one of them asks for.
+// For the input of all these weights: what one of them asks for, the widest scale_block.
 PackedOut packed_for(const KernelTable& table, uint8_t* buffer,
                      std::initializer_list<const PackedMatrix*> weights);
 
 struct MatmulInput {
   Activations8 packed;
-  MatView<const float> rows;  // always valid: its sizes are those of the product
+  MatView<const float> rows;  // its sizes are those of the product; no data where nothing needs_floats
 };
 
 struct MatmulOutput {

@@ -52,7 +52,7 @@ MatmulInput gate_up(const LayerCall& call, const FeedForward& ffn, const MatmulI
     clamp_rows({a.up, n, ffn_dim, ffn_dim}, -limit, limit);
   }
   const PackedOut packed = packed_for(call, {&ffn.down});
-  const ActivationsOut product{{packed.packed ? nullptr : a.gate, n, ffn_dim, ffn_dim}, packed};
+  const ActivationsOut product{{packed.needs_floats ? a.gate : nullptr, n, ffn_dim, ffn_dim}, packed};
   if (call.spec().activation == Activation::kXielu) {
     return xielu_rows(table, call.spec().xielu, {a.up, n, ffn_dim, ffn_dim}, product, a.scratch);
   }

@@ -143,7 +143,7 @@ void add_attended(const LayerCall& call, MatView<float> x, const Qkv& qkv, MatVi
     }
     const PackedOut packed = packed_for(call, {&w.attn_output});
     MatView<float> floats = attended;
-    if (packed.packed) floats.data = nullptr;
+    if (!packed.needs_floats) floats.data = nullptr;
     return gate_rows(call.table(), call.table().gate_f32, gate, as_const(attended), {floats, packed},
                      call.buffers().scratch);
   };

@@ -63,7 +63,8 @@ struct DeltaNet {
     const KernelTable& table = call.table();
     const PackedOut packed = packed_for(call, {&w.delta_out});
     rms_norm_groups(table, out, {w.delta_norm.data(), w.delta_norm.size()}, call.config.norm_eps);
-    const ActivationsOut gated{{packed.packed ? nullptr : out.data, out.rows, out.cols, out.stride}, packed};
+    const ActivationsOut gated{{packed.needs_floats ? out.data : nullptr, out.rows, out.cols, out.stride},
+                               packed};
     const MatmulInput input =
         gate_rows(table, table.swiglu_f32, as_const(parts.z), as_const(out), gated, call.buffers().scratch);
     end_branch(call, x, input, w.delta_out, w.attn_post_norm);

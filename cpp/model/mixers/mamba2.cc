@@ -45,7 +45,7 @@ struct Mamba2 {
     Activations& a = call.buffers();
     const PackedOut packed = packed_for(call, {&w.ssm_out});
     const bool has_norm = !w.ssm_norm.empty() && !w.ssm_norm[0].empty();
-    const bool wants_floats = has_norm || !packed.packed;
+    const bool wants_floats = has_norm || packed.needs_floats;
     const ActivationsOut gated{{wants_floats ? out.data : nullptr, out.rows, out.cols, out.stride},
                                has_norm ? PackedOut{} : packed};
     const MatmulInput input =
