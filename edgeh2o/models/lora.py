@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -65,13 +65,14 @@ def bind_updates(
     bindings: Sequence[TensorBinding],
     adapters: Sequence[tuple[LoraFile, float]],
     architecture: str,
+    tensors: Mapping[str, TensorInfo],
 ) -> list[LowRankUpdate]:
     """What ``adapters`` add, with the scale that each gets, to the matrices of ``bindings``.
 
-    Raises FormatError, which names file and tensor, for an adapter of another model.
+    ``tensors`` are all of the model's file, of which some may be read by nothing. Raises
+    FormatError, which names file and tensor, for an adapter of another model.
     """
     parts: dict[str, list[tuple[LoraFile, LoraPair, float]]] = {}
-    tensors = {binding.info.name: binding.info for binding in bindings}
     for file, scale in adapters:
         if file.architecture != architecture:
             raise FormatError(
@@ -134,15 +135,14 @@ def _floats(file: LoraFile, info: TensorInfo) -> NDArray[np.float32]:
 
     data = file.file.tensor_bytes(info)
     try:
-        values, _ = _core.convert_rows(data, info.type_name, "F32", info.rows, info.cols)
+        values, bad_row = _core.convert_rows(data, info.type_name, "F32", info.rows, info.cols)
     except ValueError as error:
         raise FormatError(f"{file.path}: tensor {quote(info.name)}: {error}") from None
-    floats = np.frombuffer(values, np.float32).reshape(info.rows, info.cols)
-    if not np.isfinite(floats).all():
+    if bad_row is not None:
         raise FormatError(
             f"{file.path}: tensor {quote(info.name)} has NaN or infinite weights; fetch it again"
         )
-    return floats
+    return np.frombuffer(values, np.float32).reshape(info.rows, info.cols)
 
 
 def _smallest(values: NDArray[np.float32]) -> tuple[str, bytes]:

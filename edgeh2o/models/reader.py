@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ..errors import FormatError, UsageError
 from ..formats.fingerprint import fingerprint_weights
+from ..formats.lora_file import ADAPTER, TYPE_KEY
 from ..formats.metadata import Metadata, quote
 from ..formats.model_tensors import ModelTensors
 from ..model_config import DecoderConfig
@@ -41,6 +42,8 @@ def read_model(
     names the key or the tensor, and ``UsageError`` for a ``rope`` that the model cannot have.
     """
     try:
+        if gguf.metadata.get(TYPE_KEY) == ADAPTER:
+            raise FormatError("it is a LoRA adapter; name its model, and this with --lora")
         spec = find_architecture(gguf.metadata.get_str("general.architecture"))
         shape = spec.read_shape(gguf.metadata)
         refuse_unread(gguf.metadata, spec.name, _optional_keys(spec))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from ..models.lora import add_updates, bind_updates
 
 if TYPE_CHECKING:
     from .. import _core
+    from ..formats.gguf_header import TensorInfo
     from ..lora_config import LoraAdapter
     from ..models.tensors import TensorBinding
 
@@ -23,13 +24,17 @@ class Adapters:
     """
 
     def __init__(
-        self, lora: Sequence[LoraAdapter], bindings: Sequence[TensorBinding], architecture: str
+        self,
+        lora: Sequence[LoraAdapter],
+        bindings: Sequence[TensorBinding],
+        architecture: str,
+        tensors: Mapping[str, TensorInfo],
     ) -> None:
         with ExitStack() as opened:
             files = [
                 (opened.enter_context(LoraFile(adapter.path)), adapter.scale) for adapter in lora
             ]
-            self._updates = bind_updates(bindings, files, architecture)
+            self._updates = bind_updates(bindings, files, architecture, tensors)
             digests = [
                 f"{fingerprint_file(file.file, file.file.tensors.values())}*{scale!r}"
                 for file, scale in files

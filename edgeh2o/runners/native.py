@@ -177,7 +177,9 @@ class NativeModelFile(GgufModelFile):
             from .adapters import Adapters
 
             try:
-                self._adapters = Adapters(lora, self._bindings, self.config.architecture)
+                self._adapters = Adapters(
+                    lora, self._bindings, self.config.architecture, self._gguf.tensors
+                )
             except BaseException:
                 self._gguf.close()
                 raise

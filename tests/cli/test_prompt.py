@@ -202,7 +202,7 @@ def test_flags_of_newer_commands_become_ours() -> None:
         ("--samplers top_k", "turn one off by its own flag"),
         ("-cram 100", "--prefix-cache-ram"),
         ("--list-devices", "'edgeh2o doctor'"),
-        ("--lora a.gguf", "merge it into the model before"),
+        ("--control-vector v.gguf", "leave it out"),
         ("--mmproj p.gguf", "models read text alone; leave it out"),
     ],
 )
