@@ -14,6 +14,8 @@ constexpr size_t kDepthQ = 3 * kSuperBlock, kDepthF32 = 256;
 // Rows that share an unpacked panel: the more, the cheaper the unpacking; 192 x 1,536 8-bit activations are
 // 0.4 MB.
 constexpr size_t kRowBlock = 192;
+// Of which a product has at least as many.
+constexpr size_t kTasksPerThread = 2;
 
 // Heads whose products go together.
 constexpr size_t kHeadsAtOnce = 64;
@@ -59,6 +61,18 @@ bool is_few_rows(const KernelTable& table, size_t n_rows) { return n_rows <= tab
 
 // Rows of each of the fewest tiles of at most max_rows.
 size_t even_share(size_t n_rows, size_t max_rows) { return ceil_div(n_rows, ceil_div(n_rows, max_rows)); }
+
+// A matrix of few panels goes by fewer rows at a time, so that all threads have work: a router, or the first
+// half of a low-rank update.
+size_t row_block(const KernelTable& table, Span<const MatmulOutput> outputs, size_t n_rows) {
+  const size_t tile_rows = table.layout.tile_rows,
+               wanted = kTasksPerThread * static_cast<size_t>(num_threads());
+  size_t n_panels = 0;
+  for (const MatmulOutput& output : outputs) n_panels += output.weight->n_panels();
+  const size_t most = round_up(kRowBlock, tile_rows);
+  if (n_panels * ceil_div(n_rows, most) >= wanted) return most;
+  return std::min(most, round_up(ceil_div(n_rows, ceil_div(wanted, n_panels)), tile_rows));
+}
 
 // Several tiles read one part of a panel after another, while it is in the L1 cache.
 void run_few_rows(const KernelTable& table, const MatmulInput& input, const Task& task, float* out) {
@@ -191,7 +205,7 @@ void matmul(const KernelTable& table, const MatmulInput& input, Span<const Matmu
   const size_t n_rows = input.rows.rows;
   const size_t nr = table.layout.panel_cols;
   const bool is_few = is_few_rows(table, n_rows);
-  const TaskGrid grid(outputs, n_rows, is_few ? n_rows : round_up(kRowBlock, table.layout.tile_rows));
+  const TaskGrid grid(outputs, n_rows, is_few ? n_rows : row_block(table, outputs, n_rows));
   const auto run = [&](size_t first, size_t end, size_t thread) {
     for (size_t i = first; i < end;) {
       const Task task = grid.task(i, is_few ? end - i : 1);
