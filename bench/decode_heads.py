@@ -14,26 +14,22 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-
-import numpy as np
+from dataclasses import asdict, dataclass
 
 from edgeh2o import LLM
 from edgeh2o.attention.headwise import HeadwiseConfig
 from edgeh2o.attention.headwise_settings import DECODE_FROM
 from edgeh2o.cli.evaluation_options import list_of
 from edgeh2o.errors import UsageError
-from edgeh2o.evaluation.comparison import compare_logits, estimate_loss, join_scores
-from edgeh2o.evaluation.decoding import decode_together
-from edgeh2o.evaluation.long_texts import Window, make_window
-from edgeh2o.evaluation.reading import prefill_prompt
+from edgeh2o.evaluation.comparison import estimate_loss
+from edgeh2o.evaluation.decode_heads import WindowDecoder
+from edgeh2o.evaluation.decode_meter import DECODED
+from edgeh2o.evaluation.long_texts import make_window
 from edgeh2o.evaluation.reporting import format_estimate, markdown_table
-from edgeh2o.runners.base import Runner, RunnerState
 
 from .reporting import print_progress, run_script, write_report
 from .windows import add_window_options
 
-DECODED = 256
 # Budgets of KV heads, None for the whole past.
 Budgets = tuple[int | None, ...]
 
@@ -62,44 +58,17 @@ def tried_budgets(n_heads: int, keys: int, full: tuple[int, ...]) -> dict[str, B
 
 def measure(llm: LLM, args: argparse.Namespace) -> Iterator[Sample]:
     """Reads every window once, and decodes its end by all budgets."""
-    n_prompt = args.ctx - DECODED
-    prompt_rule = llm.resolve_attention(n_prompt).decoding_densely()
+    prompt_rule = llm.resolve_attention(args.ctx - DECODED)
     if not isinstance(prompt_rule, HeadwiseConfig) or not prompt_rule.budgets:
         raise UsageError("this is measured of models that attention headwise has budgets for")
-    n_heads = llm.config.n_slots
-
-    def start(budgets: Budgets | None) -> Runner:
-        # Every head notes what it would choose by, and what reads everything has room for all.
-        rule = prompt_rule
-        if budgets is not None:
-            limits = tuple(args.ctx if budget is None else budget for budget in budgets)
-            rule = replace(rule, decode_attention="headwise", decode_budgets=limits)
-        return llm.start_runner(args.ctx, n_prompt=n_prompt, attention=rule)
-
-    read = start((None,) * n_heads)
     for kind in args.kinds:
         for seed in args.text_seeds:
             window = make_window(llm, kind, args.ctx, seed=seed)
-            prompt, rest = np.split(window, [n_prompt])
-            prefill_prompt(read, prompt)
-            dense = _decode(read, start(None), rest)
-            for limited, budgets in tried_budgets(n_heads, args.keys, args.full).items():
-                others = _decode(read, start(budgets), rest)
-                scores = join_scores(
-                    [
-                        compare_logits(own, other, rest[first + 1 : first + 1 + len(own)])
-                        for (first, own), (_, other) in zip(dense, others, strict=True)
-                    ]
-                )
+            decoder = WindowDecoder(llm, prompt_rule, window, DECODED)
+            for limited, budgets in tried_budgets(llm.config.n_slots, args.keys, args.full).items():
+                scores = decoder.compare(budgets)
                 loss, error = estimate_loss(scores.sparse_nll - scores.dense_nll)
                 yield Sample(kind, seed, limited, float(scores.kl.mean()), loss, error, budgets)
-
-
-def _decode(read: Runner, runner: Runner, rest: Window) -> list[tuple[int, np.ndarray]]:
-    """Index and logits of blocks of ``rest``, after the prompt that ``read`` has read."""
-    if not RunnerState.copy(read, runner):
-        raise UsageError("this is measured of rules whose state can be saved")
-    return [(first, logits) for first, (logits,) in decode_together([runner], rest[:-1])]
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..option_fields import MAX_CONTEXT, is_int
@@ -42,6 +42,11 @@ class DecodeQuality:
     def is_harmless(self) -> bool:
         """Whether decode by the budget goes unnoticed on every kind of text."""
         return all(kl <= kl_limit(kind) for kind, kl in self.kl.items())
+
+    def joined(self, shorter: DecodeQuality) -> DecodeQuality:
+        """The quality of both lengths: of each kind of text the highest divergence."""
+        kl = {kind: max(value, self.kl.get(kind, 0.0)) for kind, value in shorter.kl.items()}
+        return replace(self, kl={**self.kl, **kl})
 
     def to_dict(self) -> dict[str, Any]:
         """Fit for JSON."""

@@ -151,4 +151,8 @@ def _describe_decode(table: BudgetTable, *, is_asked_for: bool | None) -> str:
     way = "dense by default"
     if measured.is_harmless:
         way = f"headwise by default after prompts of up to {measured.length:,} tokens"
-    return f"--budget {measured.budget:<5} decode KL up to {1e3 * kl:.1f}e-3 ({kind}): {way}"
+    keys, spared = f"--budget {measured.budget:<5}", ""
+    if measured.heads is not None:
+        keys = f"{measured.budget:,} keys"  # cannot be asked for: others read everything
+        spared = f", {measured.heads.count(None)} of {len(measured.heads)} KV heads read everything"
+    return f"{keys:<14} decode KL up to {1e3 * kl:.1f}e-3 ({kind}){spared}: {way}"

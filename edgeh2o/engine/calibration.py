@@ -87,13 +87,14 @@ def measure_head_errors(
         rule=rule,
         chunk_size=chunk_size or rule.preferred_chunk_size,
     )
-    (read or partial(_read_densely, model, tokens, threads))(probe)
+    (read or partial(read_densely, model, tokens, threads))(probe)
     return HeadErrors(probe.errors, mean_past(first_query, len(tokens)))
 
 
-def _read_densely(
+def read_densely(
     model: LoadedModel, tokens: NDArray[np.int32], threads: int, on_attention: OnAttention
 ) -> None:
+    """Reads ``tokens`` [n] in one call, the last layer too, in a session of its own."""
     chunk = min(DenseConfig.preferred_chunk_size, len(tokens))
     shape = SessionShape(
         max_context=len(tokens),
@@ -107,13 +108,77 @@ def _read_densely(
     runner.prefill(tokens, is_last=True, on_attention=on_attention)
 
 
+class AddedErrors:
+    """What differences of heads' outputs add to the residual stream: sums of |Wo_h d|^2.
+
+    Of the ``n_layer_heads`` of a layer, which are its query heads or groups of them. With
+    ``n_directions`` they are estimates: the means of (r Wo_h d)^2 over directions r of independent
+    normal entries.
+    """
+
+    def __init__(self, model: NativeModel, n_layer_heads: int, *, n_directions: int = 0) -> None:
+        config = model.config
+        self._model = model
+        self._n_layer_heads = n_layer_heads
+        # Not NumPy's product, whose threads and ours would spin against each other.
+        self._multiply = partial(_kernels.gemm_f32, _core.active_isa())
+        self._layers = config.layers
+        self._latent = config.latent
+        # One head of all the queries' rows would make larger products than there are rows.
+        self._has_grams = n_directions == 0 and config.latent is None
+        rng = np.random.default_rng(0)
+        size = (n_directions, config.model_dim)
+        self._directions = (rng.standard_normal(size) / max(1, n_directions) ** 0.5).astype(
+            np.float32
+        )
+
+    def sum(self, difference: Floats, products: Sequence[Floats]) -> list[float]:
+        """Of every head, over the rows of ``difference`` [n, dims of a layer's output].
+
+        ``products`` are those of the layer.
+        """
+        sums = []
+        for head, product in enumerate(products):
+            width = len(product)
+            part = np.ascontiguousarray(difference[:, head * width : (head + 1) * width])
+            outputs = self._multiply(part, product)
+            other = part if self._has_grams else outputs
+            sums.append(float(np.sum(outputs * other, dtype=np.float64)))
+        return sums
+
+    def products(self, layer: int) -> list[Floats]:
+        """Per head, with its output weights W: W'W, or W', or W' times directions.
+
+        |W d|^2 = d' (W'W) d: the head's own columns suffice.
+        """
+        weights = self._model.output_weights(layer)
+        if len(self._directions):
+            weights = self._multiply(self._directions, weights)
+        if self._latent is not None:
+            weights = self._of_rows(layer, weights, self._latent)
+        parts = [np.ascontiguousarray(w) for w in np.split(weights, self._n_layer_heads, axis=1)]
+        transposed = [np.ascontiguousarray(part.T) for part in parts]
+        if not self._has_grams:
+            return transposed
+        return [self._multiply(*pair) for pair in zip(transposed, parts, strict=True)]
+
+    def _of_rows(self, layer: int, weights: Floats, latent: LatentHeads) -> Floats:
+        """Output weights [n, n_heads * value_dim] as those of the rows that attention gives."""
+        n_heads = self._layers[layer].n_heads
+        out = np.zeros((len(weights), n_heads, latent.row_dim), np.float32)
+        for head, part in enumerate(np.split(weights, n_heads, axis=1)):
+            values = self._model.dequantize(f"blk.{layer}.attn_v_b.{head}.weight")
+            out[:, head, : latent.rank] = self._multiply(np.ascontiguousarray(part), values)
+        return out.reshape(len(weights), -1)
+
+
 class LayerProbe:
     """Runs the sparse rule on one layer after the other and notes the heads' errors.
 
     It is an ``on_attention`` of a prefill call of at least ``n_tokens`` tokens, and looks at that
     many of the first. Errors [n_layers * n_layer_heads, n_levels] are exact, or with
-    ``n_directions`` estimates: |Wo d|^2 is the mean of (r Wo d)^2 over directions r of independent
-    normal entries. Of the queries from ``first_query`` on every ``query_step``-th counts.
+    ``n_directions`` the estimates of ``AddedErrors``. Of the queries from ``first_query`` on every
+    ``query_step``-th counts.
     """
 
     def __init__(
@@ -130,22 +195,12 @@ class LayerProbe:
         query_step: int = 1,
     ) -> None:
         config = model.config
-        self._model = model
-        # Not NumPy's product, whose threads and ours would spin against each other.
-        self._multiply = partial(_kernels.gemm_f32, _core.active_isa())
         self._n_tokens = n_tokens
         self._measured = slice(first_query, n_tokens, query_step)
         self._head_dim = config.head_dim
         self._n_layer_heads = n_layer_heads = n_table_heads(config) or config.n_kv_heads
         self._layers = config.layers
-        self._latent = config.latent
-        # One head of all the queries' rows would make larger products than there are rows.
-        self._has_grams = n_directions == 0 and config.latent is None
-        rng = np.random.default_rng(0)
-        size = (n_directions, config.model_dim)
-        self._directions = (rng.standard_normal(size) / max(1, n_directions) ** 0.5).astype(
-            np.float32
-        )
+        self._added = AddedErrors(model, n_layer_heads, n_directions=n_directions)
 
         def make(n_heads: int, budget: int | None) -> _core.ChunkedAttention:
             policy = _core.headwise_policy(
@@ -194,44 +249,15 @@ class LayerProbe:
         heads = [a[: self._n_tokens].reshape(self._n_tokens, -1, self._head_dim) for a in (q, k, v)]
         kept, out = self._outputs[n_heads]
         dense = self._run(self._dense[n_heads], heads, kept) if attended is None else attended
-        parts = self._error_products(layer)
+        first = layer * self._n_layer_heads
+        products = self._added.products(layer)
         for level, attention in enumerate(self._attentions[n_heads]):
             difference = self._run(attention, heads, out)[measured] - dense[measured]
-            for head, products in enumerate(parts):
-                width = len(products)
-                part = np.ascontiguousarray(difference[:, head * width : (head + 1) * width])
-                outputs = self._multiply(part, products)
-                other = part if self._has_grams else outputs
-                error = float(np.sum(outputs * other, dtype=np.float64))
-                self.errors[layer * self._n_layer_heads + head, level] = error / stream
+            for head, added in enumerate(self._added.sum(difference, products)):
+                self.errors[first + head, level] = added / stream
 
     @staticmethod
     def _run(attention: _core.ChunkedAttention, heads: Sequence[Floats], out: Floats) -> Floats:
         attention.reset()
         output = attention.run(0, *heads, is_last=True, out=out)
         return output.reshape(len(output), -1)
-
-    def _error_products(self, layer: int) -> list[Floats]:
-        """Per head, with its output weights W: W'W, or W', or W' times directions.
-
-        |W d|^2 = d' (W'W) d: the head's own columns suffice.
-        """
-        weights = self._model.output_weights(layer)
-        if len(self._directions):
-            weights = self._multiply(self._directions, weights)
-        if self._latent is not None:
-            weights = self._of_rows(layer, weights, self._latent)
-        parts = [np.ascontiguousarray(w) for w in np.split(weights, self._n_layer_heads, axis=1)]
-        transposed = [np.ascontiguousarray(part.T) for part in parts]
-        if not self._has_grams:
-            return transposed
-        return [self._multiply(*pair) for pair in zip(transposed, parts, strict=True)]
-
-    def _of_rows(self, layer: int, weights: Floats, latent: LatentHeads) -> Floats:
-        """Output weights [n, n_heads * value_dim] as those of the rows that attention gives."""
-        n_heads = self._layers[layer].n_heads
-        out = np.zeros((len(weights), n_heads, latent.row_dim), np.float32)
-        for head, part in enumerate(np.split(weights, n_heads, axis=1)):
-            values = self._model.dequantize(f"blk.{layer}.attn_v_b.{head}.weight")
-            out[:, head, : latent.rank] = self._multiply(np.ascontiguousarray(part), values)
-        return out.reshape(len(weights), -1)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..attention.budget_table import BudgetTable
     from ..config import PrefillConfig
     from ..llm import LLM
+    from ..runners.base import Runner
     from .calibration_notes import CalibrationNotes
     from .progress import Progress
 
@@ -67,13 +68,7 @@ class TextMeter:
         self._length = length
         self._notes = notes
         self._prefill = _in_one_batch(llm.prefill, length)
-        runner = llm.start_runner(
-            length,
-            attention=DenseConfig(),
-            prefill=self._prefill,
-            all_rows=True,
-            is_rounded=False,
-        )
+        runner = start_reader(llm, length)
         self._comparer = WindowComparer(runner)
         # Latent attention has shorter batches: heads are then measured in another read.
         self._is_at_once = runner.batch_size >= length
@@ -168,6 +163,20 @@ class TextMeter:
             losses[budget] = round(100 * float(np.expm1(np.mean(added))), 3)
         steps.finish()
         return losses
+
+
+def start_reader(llm: LLM, length: int) -> Runner:
+    """A runner that reads texts of ``length`` tokens densely, at once where it has room for that.
+
+    Exactly, with all rows of the last layer. Raises ResourceError where memory does not suffice.
+    """
+    return llm.start_runner(
+        length,
+        attention=DenseConfig(),
+        prefill=_in_one_batch(llm.prefill, length),
+        all_rows=True,
+        is_rounded=False,
+    )
 
 
 def _in_one_batch(prefill: PrefillConfig, length: int) -> PrefillConfig:

@@ -11,10 +11,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from edgeh2o import _core
+from edgeh2o import LLM, _core
 from edgeh2o.attention.budget_table import read_table
+from edgeh2o.attention.decode_quality import DecodeQuality
 from edgeh2o.attention.head_budgets import UNKNOWN
 from edgeh2o.attention.prefill_quality import PrefillQuality
+from edgeh2o.cli import calibrate as cli_calibrate
 from edgeh2o.cli import progress
 from edgeh2o.cli.main import main
 from edgeh2o.evaluation import (
@@ -25,7 +27,9 @@ from edgeh2o.evaluation import (
 )
 from edgeh2o.evaluation.long_texts import KINDS
 from edgeh2o.evaluation.text_calibration import TextMeter
+from tests.budget_tables import harmless_table
 from tests.cli.conftest import ExpectUsageError
+from tests.tiny_models import TinyModelFactory
 
 
 @pytest.fixture
@@ -172,6 +176,20 @@ def test_decode_is_measured(
             )
         else:
             assert measured is None
+
+
+def test_heads_that_read_everything_are_counted(tiny_model: TinyModelFactory) -> None:
+    with LLM(tiny_model(tensor_type="F32")) as llm:
+        table = harmless_table(llm.config, 64)
+    decode = DecodeQuality(budget=2048, length=8192, kl={"pairs": 0.0051, "code": 0.001})
+    assert cli_calibrate._describe_decode(
+        replace(table, decode=replace(decode, heads=(2048, None, 2048))), is_asked_for=None
+    ) == (
+        "2,048 keys     decode KL up to 5.1e-3 (pairs), 1 of 3 KV heads read everything: headwise "
+        "by default after prompts of up to 8,192 tokens"
+    )
+    line = cli_calibrate._describe_decode(replace(table, decode=decode), is_asked_for=None)
+    assert line.startswith("--budget 2048  decode KL up to 5.1e-3 (pairs): headwise")
 
 
 @pytest.mark.usefixtures("cache")

@@ -14,17 +14,22 @@ from edgeh2o import LLM, HeadwiseConfig, PrefillConfig
 from edgeh2o.attention.budget_table import BudgetTable
 from edgeh2o.attention.decode_quality import DecodeQuality
 from edgeh2o.errors import ResourceError, UsageError
-from edgeh2o.evaluation import calibration, calibration_windows, decode_calibration
+from edgeh2o.evaluation import (
+    calibration,
+    calibration_windows,
+    decode_calibration,
+    decode_meter,
+)
 from edgeh2o.evaluation.calibration import calibrate
 from edgeh2o.evaluation.calibration_notes import CalibrationNotes
-from edgeh2o.evaluation.calibration_windows import make_windows
+from edgeh2o.evaluation.calibration_windows import Windows, make_windows
 from edgeh2o.evaluation.decode_calibration import (
-    DECODED,
-    DecodeMeter,
     count_decode_steps,
     find_decode,
     require_decodable,
 )
+from edgeh2o.evaluation.decode_heads import count_head_steps
+from edgeh2o.evaluation.decode_meter import DECODED, DecodeMeter
 from edgeh2o.evaluation.decoding import compare_decodes
 from edgeh2o.evaluation.long_texts import KINDS, make_window
 from edgeh2o.evaluation.text_calibration import TextMeter, count_reading_steps
@@ -37,6 +42,7 @@ FULL = ResourceError("three sessions do not fit")
 FEW = {kind: KINDS[kind] for kind in ("prose", "pairs")}
 EMPTY = {"pairs": [np.zeros(LENGTH, np.int32)] * 2, "prose": [np.zeros(LENGTH, np.int32)] * 2}
 LONG_LENGTH = 2 * LENGTH
+LONG_PROMPT = LONG_LENGTH - DECODED
 LONG = {"pairs": [np.zeros(LONG_LENGTH, np.int32)]}
 
 
@@ -63,14 +69,15 @@ def test_decode_is_measured_on_every_kind(
     by_query_head: bool, limit: float, llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Less what rounding does, where more than the limit is lost."""
-    monkeypatch.setattr(decode_calibration, "kl_limit", lambda _: limit)
+    monkeypatch.setattr(decode_meter, "kl_limit", lambda _: limit)
     monkeypatch.setattr(calibration_windows, "KINDS", FEW)
     monkeypatch.setattr(DecodeQuality, "is_harmless", True)  # random weights lose what they lose
     table, counted = _table(llm, by_query_head=by_query_head), Counted()
     texts = make_windows(llm, LENGTH)
     meter = DecodeMeter(llm, table, BUDGET, texts, counted.steps(48), CalibrationNotes())
     quality = meter.measure(BUDGET)
-    assert 3 * counted.done == count_decode_steps(texts, {}) == 24
+    assert counted.done == 8
+    assert count_decode_steps(texts, {}) == 3 * 8 + count_head_steps(texts, {})
     assert (quality.budget, quality.length, quality.kl.keys()) == (BUDGET, LENGTH, FEW.keys())
     n_heads = llm.config.n_layers * llm.config.n_kv_heads
     kept = round(7 / 8 * (LENGTH - DECODED)) - 256
@@ -123,21 +130,37 @@ def test_kinds_that_are_noted_are_not_decoded_again(
 class _Measured:
     """Stands for what ``DecodeMeter`` measures, of budgets that are harmless from some number on.
 
-    Of windows of twice the length where ``long_from`` says it.
+    Of windows of twice the length where ``long_from`` says it. Heads that read everything are
+    looked for ``after`` so many tries, by what is ``asked`` then; ``by_heads`` is what is found.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, harmless_from: int, long_from: int) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        harmless_from: int,
+        long_from: int,
+        by_heads: DecodeQuality | None = None,
+    ) -> None:
         self.tried: list[tuple[int, int]] = []  # length, budget
+        self.after: list[int] = []
+        self.asked: dict[str, object] = {}
         measured = self
 
+        def find(*_: object, **asked: object) -> DecodeQuality | None:
+            measured.after.append(len(measured.tried))
+            measured.asked = asked
+            return by_heads
+
+        monkeypatch.setattr(decode_calibration, "find_heads", find)
+
         def measure(meter: DecodeMeter, budget: int) -> DecodeQuality:
-            is_long = meter._length == LONG_LENGTH
-            measured.tried.append((meter._length, budget))
+            is_long = meter.length == LONG_LENGTH
+            measured.tried.append((meter.length, budget))
             meter._steps.advance(4 if is_long else 8)
             is_harmless = budget >= (long_from if is_long else harmless_from)
             kinds = ("pairs", "facts") if is_long else ("pairs", "prose")
             kl = dict.fromkeys(kinds, (2e-3 if is_long else 1e-3) if is_harmless else 1.0)
-            return DecodeQuality(budget=budget, length=meter._length, kl=kl)
+            return DecodeQuality(budget=budget, length=meter.length, kl=kl)
 
         monkeypatch.setattr(DecodeMeter, "measure", measure)
 
@@ -187,7 +210,7 @@ def test_twice_the_length_may_need_more_keys(
     budget: int,
 ) -> None:
     """The table says what is harmless after both, else only what is after the shorter one."""
-    monkeypatch.setattr(DecodeMeter, "count_rows", lambda *_: 0.75 * LONG_LENGTH)
+    monkeypatch.setattr(DecodeMeter, "count_rows", lambda *_: 0.75 * LONG_PROMPT)
     counted = Counted(count_decode_steps(EMPTY, LONG) * llm.config.n_layers)
     measured = _Measured(monkeypatch, harmless_from, long_from)
     table = _table(llm, by_query_head=False)
@@ -210,12 +233,62 @@ def test_no_more_keys_than_are_worth_it_are_tried(
     find = partial(find_decode, llm, table, 512, EMPTY, LONG, Counted().progress)
     with monkeypatch.context() as patch:
         patch.setattr(
-            DecodeMeter, "count_rows", lambda self, keys: keys + 0.75 * LONG_LENGTH - 1400
+            DecodeMeter,
+            "count_rows",
+            lambda self, keys: keys + 0.75 * LONG_PROMPT - 1400,
         )
         assert find(CalibrationNotes()).length == LENGTH
         assert measured.tried == [(LENGTH, 1024), (LONG_LENGTH, 1024), (LONG_LENGTH, 1280)]
         patch.setattr(DecodeMeter, "count_rows", Mock(side_effect=FULL))
         assert find(CalibrationNotes()).length == LENGTH
+
+
+@pytest.mark.parametrize(
+    ("harmless_from", "long_from", "windows", "after", "kind", "most_rows"),
+    [
+        # Where no number of keys is harmless, of which more are tried only if no heads are found.
+        (9999, 0, LONG, 3, None, 0.75 * LONG_PROMPT),
+        (9999, 0, {}, 3, "prose", 0.75 * (LENGTH - DECODED)),
+        (1200, 9999, LONG, 3, "facts", 0.75 * LONG_PROMPT),
+        # Not where it is.
+        (1200, 1200, LONG, None, None, 0.0),
+        (1200, 0, {}, None, None, 0.0),
+    ],
+)
+def test_heads_that_read_everything_come_before_more_keys(
+    llm: LLM,
+    monkeypatch: pytest.MonkeyPatch,
+    harmless_from: int,
+    long_from: int,
+    windows: Windows,
+    after: int | None,
+    kind: str | None,
+    most_rows: float,
+) -> None:
+    heads = (None,) * (llm.config.n_slots - 1) + (2048,)
+    by_heads = DecodeQuality(budget=2048, length=LONG_LENGTH, kl={"pairs": 0.0}, heads=heads)
+    measured = _Measured(monkeypatch, harmless_from, long_from, by_heads)
+    table = _table(llm, by_query_head=False)
+    counted = Counted(count_decode_steps(EMPTY, windows) * llm.config.n_layers)
+    notes = CalibrationNotes()
+    quality = find_decode(llm, table, 512, EMPTY, windows, counted.progress, notes)
+    assert measured.after == ([] if after is None else [after])
+    assert (quality == by_heads) == (after is not None)
+    assert len(measured.tried) == (after or len(measured.tried))
+    assert counted.done == counted.total
+    if after is not None:
+        assert measured.asked == {"kind": kind, "most_rows": most_rows}
+
+
+def test_heads_are_to_spare_more_rows_than_the_shorter_length_does(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = _Measured(monkeypatch, 700, 9999)
+    monkeypatch.setattr(DecodeMeter, "count_rows", lambda *_: 100.0)
+    table = _table(llm, by_query_head=False)
+    find_decode(llm, table, 512, EMPTY, LONG, Counted().progress, CalibrationNotes())
+    spared = LENGTH - DECODED - 100.0
+    assert measured.asked == {"kind": "facts", "most_rows": LONG_PROMPT - spared}
 
 
 @pytest.mark.parametrize("base", [64, 100])
@@ -239,7 +312,7 @@ def test_longer_prompts_are_measured_by_the_budgets_that_they_have(
     assert tried.budgets == run.budgets
     assert tried.decode_budgets == run.decode_budgets
     assert max(b for b in tried.decode_budgets if b) > 64
-    assert meter.count_rows(BUDGET) == np.mean(tried.decode_rows(2 * 4096))
+    assert meter.count_rows(BUDGET) == np.mean(tried.decode_rows(2 * 4096 - DECODED))
 
 
 def test_a_calibration_measures_decode(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
