@@ -1,5 +1,8 @@
 """Times of a server: questions on long documents, answers side by side, short beside long ones.
 
+What guesses are worth is shown by ``--parts parallel edits mixed``, at a server with
+``--lookup off`` and at one without.
+
     edgeh2o serve MODEL --port 8080 -c 16384 &
     python -m bench.serving http://127.0.0.1:8080 --tokens 8000
     llama-server -m MODEL --port 8081 -c 65536 -np 4 &
@@ -35,7 +38,8 @@ distant quiet narrow broken ancient carries follows answers repairs watches cros
 reaches gathers
 """
 WORDS = TEXT.split()
-PARTS = ("documents", "parallel", "beside")
+PARTS = ("documents", "parallel", "edits", "mixed", "beside")
+EDITED_TOKENS = 300  # of a text that answers repeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +122,38 @@ def measure_document(url: str, seed: int, n_tokens: int) -> Iterator[tuple[str, 
         yield name, ask(url, content, 4).ttft_s
 
 
-def measure_parallel(url: str, n_requests: int, n_tokens: int) -> float:
-    """Tokens per second of so many answers at once, from the start to the end of all."""
-    questions = [f"Tell story number {number} of a bridge." for number in range(n_requests)]
-    started = time.perf_counter()
-    with ThreadPoolExecutor(n_requests) as threads:
-        done = list(threads.map(lambda question: ask(url, question, n_tokens), questions))
-    return sum(each.n_tokens for each in done) / (time.perf_counter() - started)
+def make_stories(n_requests: int) -> list[str]:
+    """Questions whose answers repeat nothing."""
+    return [f"Tell story number {number} of a bridge." for number in range(n_requests)]
+
+
+def make_edits(n_requests: int, seed: int) -> list[str]:
+    """Texts to be changed in little, each its own."""
+    texts = [make_document(100 * seed + number, EDITED_TOKENS) for number in range(n_requests)]
+    return [f"{text}\n\nRepeat all sentences above as they are." for text in texts]
+
+
+def measure_parallel(url: str, questions: Sequence[str], n_tokens: int) -> float:
+    """Tokens per second of the answers to all at once, from the first text to the end."""
+    begun = [0.0] * len(questions)
+
+    def measure(number: int) -> int:
+        started = time.perf_counter()
+        timing = ask(url, questions[number], n_tokens)
+        begun[number] = started + timing.ttft_s
+        return timing.n_tokens
+
+    with ThreadPoolExecutor(len(questions)) as threads:
+        n_made = sum(threads.map(measure, range(len(questions))))
+    return n_made / (time.perf_counter() - min(begun))
+
+
+def make_questions(part: str, n_requests: int, seed: int) -> list[str]:
+    """Of a part: "parallel" stories, "edits", or "mixed": an edit beside stories."""
+    if part == "parallel":
+        return make_stories(n_requests)
+    edits = make_edits(n_requests if part == "edits" else 1, seed)
+    return edits + make_stories(n_requests - len(edits))
 
 
 def measure_beside(url: str, seed: int, n_tokens: int) -> tuple[float, float]:
@@ -192,9 +221,14 @@ def main(arguments: list[str] | None = None) -> int:
     for seed in seeds if "documents" in args.parts else ():
         for name, seconds in measure_document(args.url, seed, args.tokens):
             print(f"TTFT, {name}: {seconds:.3f} s", flush=True)
-    for n_requests in (1, 2, 4) if "parallel" in args.parts else ():
-        rates = [measure_parallel(args.url, n_requests, args.answer) for _ in seeds]
-        print(f"{n_requests} at once: {_describe(rates)} tokens/s", flush=True)
+    for part in PARTS[1:4]:
+        for n_requests in (1, 2, 4) if part in args.parts else ():
+            rates = [
+                measure_parallel(args.url, make_questions(part, n_requests, seed), args.answer)
+                for seed in seeds
+            ]
+            name = "" if part == "parallel" else f"{part}, "
+            print(f"{name}{n_requests} at once: {_describe(rates)} tokens/s", flush=True)
     if "beside" in args.parts:
         pairs = [
             measure_beside(args.url, seed + 1000, args.long or 2 * args.tokens) for seed in seeds

@@ -528,9 +528,11 @@ class Workspace:
     ) -> list[NDArray[np.float32] | None]:
         """Appends tokens to several sequences in one pass over the layers.
 
-        A step is a sequence, its tokens, and whether they end its prompt, or None to decode one.
-        Returns the logits [vocab_size] after each step, those of the sequence alone; None inside of
-        a prompt. ValueError for steps that cannot be made.
+        A step is a sequence, its tokens, and whether they end its prompt, or None to decode them:
+        the first is appended, the others are looked at, as ``BatchRunner.decode_batch`` does.
+        Returns what the sequence alone would give: the logits [n, vocab_size] after each decoded
+        token, [vocab_size] at the end of a prompt, None inside of one. ValueError, before anything
+        is changed, for steps that cannot be made.
         """
 
 class _Prompt(_SequenceMethods):

@@ -170,41 +170,51 @@ py::array_t<float> decode_batch(DecoderSequence& self, const TokenArray& tokens,
   return logits;
 }
 
-// Steps of several sequences in one call: (sequence, tokens, is_last or None for decode).
+// Steps of several sequences in one call: (sequence, tokens, is_last or None for decode). A decode step has
+// logits [n][vocab_size] after every token; all but its first token are left ahead of the sequence.
 py::list forward(DecoderWorkspace& shared,
                  const std::vector<std::tuple<DecoderSequence*, TokenArray, std::optional<bool>>>& steps) {
-  py::list results;
-  std::vector<Step> rows;
-  // The logits of decode steps alone are rows of one matrix, so that the steps can go together.
-  const bool is_decode =
-      std::all_of(steps.begin(), steps.end(), [](const auto& step) { return !std::get<2>(step); });
-  py::array_t<float> matrix(
-      {is_decode ? steps.size() : 0, steps.empty() ? 0 : std::get<0>(steps[0])->vocab_size()});
-  size_t n_rows = 0;
+  EH2O_CHECK(!steps.empty(), "there are no steps");
+  size_t n_rows = 0, n_decoded = 0;
   for (const auto& [sequence, tokens, is_last] : steps) {
     EH2O_CHECK(sequence->owner.get() == &shared, "a sequence belongs to another workspace");
+    const size_t n = view_tokens(tokens).size, most = sequence->max_decode_tokens();
+    EH2O_CHECK(is_last || n <= most, "a decode call takes 1 to ", most, " tokens, got ", n);
+    n_rows += n;
+    if (!is_last) n_decoded += n;
+  }
+  // The logits of decode steps are rows of one matrix, so that the steps can go together.
+  const size_t vocab_size = std::get<0>(steps[0])->vocab_size();
+  py::array_t<float> matrix({n_decoded, vocab_size});
+  py::list results;
+  std::vector<Step> rows;
+  size_t first_row = 0;
+  for (const auto& [sequence, tokens, is_last] : steps) {
     for (const Step& other : rows) {
       EH2O_CHECK(other.sequence != &sequence->sequence, "a sequence stands twice among the steps");
     }
-    EH2O_CHECK(is_last.has_value() || tokens.size() == 1, "decode takes one token, got ", tokens.size());
+    const Span<const int32_t> view = view_tokens(tokens);
     const bool has_logits = is_last.value_or(true);
-    sequence->forget_prompt();
     py::object result = py::none();
     float* logits = nullptr;
-    if (is_decode) {
-      logits = matrix.mutable_data(static_cast<py::ssize_t>(rows.size()), 0);
-      result = matrix[py::int_(rows.size())];
-    } else if (has_logits) {
-      py::array_t<float> row(static_cast<py::ssize_t>(sequence->vocab_size()));
-      logits = row.mutable_data();
-      result = row;
+    if (!is_last) {
+      sequence->prompt_logits = py::none();
+      if (view.size > 0) logits = matrix.mutable_data(static_cast<py::ssize_t>(first_row), 0);
+      result = matrix[py::slice(static_cast<py::ssize_t>(first_row),
+                                static_cast<py::ssize_t>(first_row + view.size), 1)];
+      first_row += view.size;
+    } else {
+      sequence->forget_prompt();
+      if (has_logits) {
+        py::array_t<float> row(static_cast<py::ssize_t>(vocab_size));
+        logits = row.mutable_data();
+        result = row;
+      }
     }
     results.append(result);
-    rows.push_back({&sequence->sequence, view_tokens(tokens), prompt_end(has_logits, false),
-                    !is_last.has_value(), logits});
-    n_rows += rows.back().tokens.size;
+    rows.push_back({&sequence->sequence, view, prompt_end(has_logits, false), !is_last, logits});
+    if (!is_last) add_hidden(*sequence, std::nullopt, &rows.back());
   }
-  EH2O_CHECK(!rows.empty(), "there are no steps");
   {
     const py::gil_scoped_release release;
     shared.workspace.fit(n_rows, *rows[0].sequence);

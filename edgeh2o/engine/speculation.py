@@ -148,7 +148,8 @@ def start_speculation(
         return None
     is_auto = sampling.lookup == AUTO_LOOKUP
     looks_up = sampling.lookup != LOOKUP_OFF and (not is_auto or len(prompt) >= MIN_PROMPT_TOKENS)
-    tokens, costs = np.asarray(prompt, np.int32), CallCosts()
+    tokens = np.asarray(prompt, np.int32)
+    costs: CallCosts = getattr(runner, "call_costs", None) or CallCosts()
     drafters: list[Drafter] = []
     if looks_up:
         length = None if is_auto else int(sampling.lookup)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 
 from ..errors import EdgeH2OError
+from .step_costs import StepCosts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -78,10 +79,7 @@ class _CallJob(_Job[T]):
 
 
 class _DecodeJob(_Job["NDArray[np.float32]"]):
-    """A token to append to a sequence of a workspace, or to any runner without one.
-
-    Of several ``tokens`` the others are a guess, which is looked at where the step is not shared.
-    """
+    """A token to append to a sequence of a workspace, and guesses; or to any runner without one."""
 
     def __init__(
         self, runner: Any, tokens: NDArray[np.int32], workspace: _core.Workspace | None
@@ -101,8 +99,9 @@ class _DecodeJob(_Job["NDArray[np.float32]"]):
 class Scheduler:
     """Takes calls of any number of threads and runs them in one thread of its own.
 
-    Decode steps that wait at the same time become one pass over the weights; what comes out for
-    a sequence does not depend on the others. Between two calls of prefill, which take turns, there
+    Decode steps that wait at the same time become one pass over the weights, with the guesses of
+    each; what comes out for a sequence does not depend on the others. ``costs`` are those of such
+    steps. Between two calls of prefill, which take turns, there
     are up to ``DECODES_PER_PREFILL`` such steps.
     """
 
@@ -114,6 +113,7 @@ class Scheduler:
         self._n_reading = 0  # prompts that are being read, in several calls each
         self._n_decodes_since_call = 0
         self._last_step_at = 0.0
+        self.costs = StepCosts()
         self._is_closed = False
         self.n_steps = self.n_step_rows = 0  # for statistics: passes over the weights, tokens
         self._thread = Thread(target=self._loop, name="edgeh2o-scheduler", daemon=True)
@@ -137,10 +137,10 @@ class Scheduler:
     def decode(
         self, runner: Any, tokens: NDArray[np.int32], workspace: _core.Workspace | None
     ) -> NDArray[np.float32]:
-        """Logits [n, vocab_size]: after the first of ``tokens``, and after more of them perhaps.
+        """Logits [n, vocab_size] after each of ``tokens``.
 
-        Those after the first, which is appended, are looked at as ``BatchRunner.decode_batch`` does
-        where nobody else shares the step. ``leave`` says that no more steps will come.
+        The first is appended, and the others are looked at, as ``BatchRunner.decode_batch`` does.
+        ``leave`` says that no more steps will come.
         """
         job = _DecodeJob(runner, tokens, workspace)
         with self._changed:
@@ -195,7 +195,7 @@ class Scheduler:
                     return
                 steps, call = self._choose()
             if steps:
-                self.n_steps += _decode_together(steps)
+                self.n_steps += _decode_together(steps, self.costs)
                 self.n_step_rows += len(steps)
                 self._last_step_at = time.monotonic()
             elif call is not None:
@@ -220,7 +220,7 @@ class Scheduler:
         return steps, None
 
 
-def _decode_together(jobs: list[_DecodeJob]) -> int:
+def _decode_together(jobs: list[_DecodeJob], costs: StepCosts) -> int:
     """One pass for all that share a workspace; one by one for others. The number of passes."""
     n_passes = 0
     groups: dict[int, list[_DecodeJob]] = {}
@@ -228,19 +228,24 @@ def _decode_together(jobs: list[_DecodeJob]) -> int:
         groups.setdefault(id(job.workspace or job), []).append(job)
     for group in groups.values():
         workspace = group[0].workspace
-        if workspace is None or len(group) == 1:
-            for job in group:
-                job.execute()
-            n_passes += len(group)
-            continue
         n_passes += 1
+        if workspace is None:
+            group[0].execute()
+            continue
+        begun_at = time.perf_counter()
         try:
-            results = workspace.forward([(job.runner, job.tokens[:1], None) for job in group])
+            if len(group) == 1:
+                results: list[NDArray[np.float32] | None] = [group[0].run()]
+            else:
+                results = workspace.forward([(job.runner, job.tokens, None) for job in group])
         except BaseException as error:
             for job in group:
                 job.fail(error)
-        else:
-            for job, logits in zip(group, results, strict=True):
-                assert logits is not None
-                job.finish(logits[None])
+            continue
+        n_guesses = sum(len(job.tokens) - 1 for job in group)
+        # Before anybody chooses by them how far to guess.
+        costs.measure_step(len(group), n_guesses, time.perf_counter() - begun_at)
+        for job, logits in zip(group, results, strict=True):
+            assert logits is not None
+            job.finish(logits)
     return n_passes

@@ -30,9 +30,9 @@ _logger = logging.getLogger(__name__)
 class SharedDraft:
     """A ``DraftProvider`` whose only sequence drafts for the answer that is alone.
 
-    Of the tokens of a call that answers share no guesses are checked, so that none are made then,
-    nor while prompts are read. An answer that finds the sequence with another one's text has it
-    read its own.
+    While others are written or prompts are read none are made: everybody would wait for them, and
+    a token drafted for one of b answers costs b times as much as for one alone. An answer that
+    finds the sequence with another one's text has it read its own.
     """
 
     reads_hidden = False

@@ -24,6 +24,7 @@ from .scheduler import CancelledError, Scheduler
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ..engine.drafting import CallCosts
     from ..runners.base import OnLayer
 
 # Marks lie at most this share of their distance to the prompt's end apart: departures are mostly
@@ -122,8 +123,13 @@ class SharedRunner(CountedRunner):
 
     @property
     def max_decode_tokens(self) -> int:
-        """As many as the runner takes; while others decode, only the first of a call is read."""
+        """As many as the runner takes, whoever decodes beside it."""
         return int(self.runner.max_decode_tokens)
+
+    @property
+    def call_costs(self) -> CallCosts:
+        """What guesses cost, in the steps that all share."""
+        return self._scheduler.costs
 
     @property
     def vocab_size(self) -> int:
@@ -251,7 +257,7 @@ class SharedRunner(CountedRunner):
         self._require_wanted()
         logits = self._scheduler.decode(self.runner, tokens, self._workspace)
         self._append(tokens[:1])
-        self._ahead = tokens[1 : len(logits)]
+        self._ahead = tokens[1:]
         return logits
 
     def accept(self, n: int) -> None:

@@ -90,8 +90,18 @@ def test_decode_steps_of_several_sequences_are_those_alone(
         together = workspace.forward(steps)
         for i, logits in enumerate(together):
             assert logits is not None
-            np.testing.assert_array_equal(logits, alone[i].decode(token + i))
+            np.testing.assert_array_equal(logits, [alone[i].decode(token + i)])
+    for n_kept in (0, 3, 1):  # of the guesses of each; the last of a step has none
+        calls = [random_tokens(n, seed=n + n_kept) for n in (4, 6, 1)]
+        together = workspace.forward(list(zip(shared, calls, [None] * 3, strict=True)))
+        for one, own, tokens, logits in zip(shared, alone, calls, together, strict=True):
+            n_right = min(n_kept, len(tokens) - 1)
+            one.accept(n_right)
+            wanted = [own.decode(int(token)) for token in tokens[: n_right + 1]]
+            assert logits is not None and len(logits) == len(tokens)
+            np.testing.assert_array_equal(logits[: n_right + 1], wanted)
     for one, other in zip(shared, alone, strict=True):
+        assert one.token_ids == other.token_ids
         assert one.save_state() == other.save_state()
 
 
