@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config import MTP_DRAFT, SamplingParams
+from ..config import SamplingParams
 from ..errors import EdgeH2OError, UsageError
 from .chat_options import read_template
 from .model_options import (
@@ -153,10 +153,6 @@ def execute(args: argparse.Namespace) -> int:
     sampling = read_sampling(args)
     options = read_model_options(args)
     check_together(sampling, options)
-    if options.runtime.draft == MTP_DRAFT:
-        from ..engine.request_checks import no_shared_mtp  # it needs NumPy
-
-        raise no_shared_mtp()
     key = _read_key(args)
     if args.host not in LOOPBACK and key is None:
         print_note(

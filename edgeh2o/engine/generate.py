@@ -199,6 +199,7 @@ class Generation:
             prefill: Callable[..., NDArray[np.float32] | None] = runner.prefill
             if self._learner is not None and call.start == 0:
                 prefill = self._learner.watch(runner)
+            first = runner.position  # a runner may read the last of these tokens with the next
             logits = prefill(
                 self._prompt[call],
                 is_last=call.stop == n_tokens,
@@ -206,7 +207,7 @@ class Generation:
                 on_layer=report and partial(self._report_layer, report, call),
             )
             if self.speculation is not None:
-                self.speculation.note_rows(runner.position - (call.stop - call.start))
+                self.speculation.note_rows(first)
             self.n_prefilled_tokens = call.stop - n_cached
             self.prefill_s = time.perf_counter() - begun_at
             self.pairs_computed = runner.pairs_computed - pairs_before[0]

@@ -15,7 +15,7 @@ from .paired_text import PairedText
 from .writing_drafter import WritingDrafter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -75,8 +75,19 @@ class OwnDraft:
 
     def __init__(self, layer: DraftingLayer, plan: RunPlan) -> None:
         self._layer, self._plan = layer, plan
+        self._wrap: Callable[[HiddenRunner], HiddenRunner] = lambda runner: runner
+        self._may_draft: Callable[[], bool] = lambda: True
         self._context = 0  # that the sequence has room for
         self._paired: PairedText | None = None
+
+    def share(
+        self, wrap: Callable[[HiddenRunner], HiddenRunner], may_draft: Callable[[], bool]
+    ) -> None:
+        """Before the first draft: calls of its sequence are those of what ``wrap`` makes of it.
+
+        ``may_draft`` says whether there is time for one now.
+        """
+        self._wrap, self._may_draft = wrap, may_draft
 
     @property
     def memory_bytes(self) -> dict[str, int]:
@@ -94,6 +105,7 @@ class OwnDraft:
                 "HiddenRunner", self._layer.start_session(draft_shape(self._plan, context))
             )
             use_small_pages(runner)  # it may never read as much
+            runner = self._wrap(runner)
             if self._paired is None:
                 self._paired = PairedText(runner, self._layer.config.model_dim)
             else:
@@ -117,6 +129,7 @@ class OwnDraft:
             self._layer.config.vocab_size,
             costs,
             length,
+            self._may_draft,
         )
 
 
@@ -125,6 +138,7 @@ class OwnDrafter(WritingDrafter):
 
     ``paired`` is what it has read, ``target`` the model's runner, which keeps hidden rows, and
     ``prompt`` [n] the text; ``vocab_size`` is the model's, of which the layer guesses the first.
+    While ``may_draft`` says no it only reads.
     """
 
     def __init__(
@@ -135,9 +149,10 @@ class OwnDrafter(WritingDrafter):
         vocab_size: int,
         costs: CallCosts,
         length: int | None,
+        may_draft: Callable[[], bool] = lambda: True,
     ) -> None:
         super().__init__(MTP_DRAFT, vocab_size, costs, length, STEP_COST)
-        self._paired, self._target = paired, target
+        self._paired, self._target, self._may_draft = paired, target, may_draft
         # Tokens that are never guessed have no chance, so that all else is that of the model.
         self._logits = np.full(vocab_size, -np.inf, np.float32)
         paired.begin(prompt.tolist())
@@ -171,7 +186,7 @@ class OwnDrafter(WritingDrafter):
         paired = self._paired
         self._pause = max(0, self._pause - 1)
         n_unread = paired.n_unread
-        most = self._choose_length(n_unread, most) if most > 0 else 0
+        most = self._choose_length(n_unread, most) if most > 0 and self._may_draft() else 0
         if most == 0:
             return []
         with self._at_work():

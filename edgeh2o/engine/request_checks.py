@@ -61,11 +61,3 @@ def check_request(
         check_eviction(model, plan.attention, plan.shape(context))
     if evicts or why_single_tokens(plan.config, plan.device):
         refuse_drafts(sampling, has_draft=has_draft and sampling.draft_tokens != DRAFT_OFF)
-
-
-def no_shared_mtp() -> UsageError:
-    """What is said where answers are written side by side."""
-    return UsageError(
-        "--draft mtp drafts for one conversation, as 'edgeh2o run' and 'edgeh2o chat' have it; "
-        "leave it out, or name a smaller model with --draft FILE"
-    )

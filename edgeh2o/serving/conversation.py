@@ -15,7 +15,7 @@ from .shared_runner import SharedRunner
 if TYPE_CHECKING:
     from ..engine.plan import RunPlan
     from ..engine.prompt import Prompt
-    from .shared_draft import SharedDraft
+    from .shared_draft import SharedProvider
 
 
 class PrefillReport:
@@ -40,12 +40,12 @@ class Conversation:
         pool_model: SharedModel,
         plan: RunPlan,
         opened: Session,
-        draft: SharedDraft | None = None,
+        draft: SharedProvider | None = None,
         *,
         open_context: int = 0,
     ) -> None:
         """``open_context``: as ``PromptCache`` has it."""
-        self.report = PrefillReport()
+        self.report, self.draft = PrefillReport(), draft
         self.session = Session(
             opened.prompts, plan, path=opened.path, seed=None, on_progress=self.report
         )

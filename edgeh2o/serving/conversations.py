@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from ..engine.context_size import choose_context, context_limit, memory_cures, rotate_alike
 from ..engine.models import may_write_later
-from ..engine.request_checks import no_shared_mtp
 from ..engine.transcript import count_common
 from ..errors import EdgeH2OError, ResourceError
 from .api_error import PromptTooLongError
@@ -18,7 +17,7 @@ from .call_grid import PromptShape
 from .conversation import Conversation
 from .room import ConversationRoom, MakingRoomError
 from .scheduler import Scheduler
-from .shared_draft import SharedDraft
+from .shared_draft import share_draft
 from .shared_model import SharedModel
 from .shared_runner import SharedRunner
 
@@ -60,11 +59,9 @@ class ConversationPool:
         self.prompts = opened.prompts
         self.plan = opened.plan
         self.context_limit = context_limit(self.plan)  # tokens of a prompt and its answer
-        if opened.draft is not None and opened.draft.reads_hidden:
-            raise no_shared_mtp()
         self._opened, self.scheduler = opened, scheduler
         self.model = SharedModel(opened.model, scheduler)
-        self.draft = None if opened.draft is None else SharedDraft(opened.draft, scheduler)
+        self.draft = share_draft(opened.draft, scheduler)
         self.disk = disk
         self.room = ConversationRoom(self.plan, self.model, ram_bytes=ram_bytes, disk=disk)
         # Without -c an answer may go on to the end of what there can be.
@@ -114,6 +111,8 @@ class ConversationPool:
             chosen.report.listener = None
             if chosen.runner is not None:
                 chosen.runner.leave()
+            if chosen.draft is not None:
+                chosen.draft.give_back()
             with self.room.lock:
                 self.room.give_back(chosen)
 
@@ -282,8 +281,9 @@ class ConversationPool:
     ) -> Conversation:
         """A conversation without a runner; the ones used least lately go for its room."""
         expected = self.room.make_for_new(n_tokens, max_tokens, spared)
+        draft = None if self.draft is None else self.draft.for_conversation()
         kept = Conversation(
-            self.model, self.plan, self._opened, self.draft, open_context=self._open_context
+            self.model, self.plan, self._opened, draft, open_context=self._open_context
         )
         kept.expect(n_tokens, expected)
         self.room.kept.append(kept)

@@ -1,4 +1,4 @@
-"""One draft model for answers that are written side by side."""
+"""What drafts, one model or layer, for answers that are written side by side."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from ..config import DRAFT_OFF
 from ..engine.draft_model import make_model_drafter
 from ..errors import ResourceError
 
@@ -19,12 +20,36 @@ if TYPE_CHECKING:
 
     from ..config import SamplingParams
     from ..engine.draft_model import DraftModel
-    from ..engine.draft_sources import DraftProvider
+    from ..engine.draft_sources import DraftProvider, DraftSource
     from ..engine.drafting import CallCosts, Drafter
-    from ..runners.base import BatchRunner, Runner
+    from ..engine.own_draft import OwnDraft
+    from ..runners.base import BatchRunner, HiddenRunner, Runner
     from .scheduler import Scheduler
 
 _logger = logging.getLogger(__name__)
+
+
+class SharedProvider(Protocol):
+    """A ``DraftProvider`` of one conversation."""
+
+    reads_hidden: bool
+
+    def prepared(self, sampling: SamplingParams, context: int) -> DraftSource | None:
+        """As ``DraftProvider``, but None where there is no room, and while others have it."""
+
+    def give_back(self) -> None:
+        """The answer is written."""
+
+
+def share_draft(
+    draft: DraftProvider | None, scheduler: Scheduler
+) -> SharedDraft | SharedOwnDraft | None:
+    """What conversations have of ``draft``."""
+    if draft is None:
+        return None
+    if draft.reads_hidden:
+        return SharedOwnDraft(cast("OwnDraft", draft), scheduler)
+    return SharedDraft(draft, scheduler)
 
 
 class SharedDraft:
@@ -43,6 +68,13 @@ class SharedDraft:
         self._source: DraftModel | None = None
         self._at_work = Lock()  # held by whoever has the sequence
         self._latest: LentDraft | None = None  # whose text it holds
+
+    def for_conversation(self) -> SharedProvider:
+        """It lends call by call, so that all have the same."""
+        return self
+
+    def give_back(self) -> None:
+        """Whoever has its sequence has it for a draft."""
 
     def prepared(self, sampling: SamplingParams, context: int) -> LentDraft | None:
         """As ``DraftProvider``; None also without room for it, and while it is at work."""
@@ -110,11 +142,77 @@ class LentDraft:
         return make_model_drafter(self, prompt, costs, length)
 
 
+class SharedOwnDraft:
+    """The layer of the model's own file, whose only sequence drafts for one answer until its end.
+
+    That goes by hidden rows of all tokens, which nobody keeps: it cannot go from one answer to the
+    other between two tokens, as a model's does. An answer that begins meanwhile has none of it.
+    While others are written or prompts are read it reads on, and drafts nothing.
+    """
+
+    def __init__(self, draft: OwnDraft, scheduler: Scheduler) -> None:
+        self._draft = draft
+        self._lock = Lock()  # of the holder
+        self._holder: _OwnDraftLoan | None = None
+        draft.share(
+            lambda runner: cast("HiddenRunner", _InTurn(runner, scheduler)),
+            lambda: scheduler.is_quiet,
+        )
+
+    def for_conversation(self) -> SharedProvider:
+        """What asks for it, and gives it back."""
+        return _OwnDraftLoan(self)
+
+    def take(
+        self, borrower: _OwnDraftLoan, sampling: SamplingParams, context: int
+    ) -> OwnDraft | None:
+        """For an answer; None where another one has it, or it does not fit in memory."""
+        if sampling.draft_tokens == DRAFT_OFF:
+            return None
+        with self._lock:
+            if self._holder not in (None, borrower):
+                return None
+            self._holder = borrower
+        try:
+            return self._draft.prepared(sampling, context)
+        except ResourceError as error:
+            _logger.warning("an answer is written without the layer that drafts: %s", error)
+            self.give_back(borrower)
+            return None
+
+    def give_back(self, borrower: _OwnDraftLoan) -> None:
+        """Others may have it, if ``borrower`` had it."""
+        with self._lock:
+            if self._holder is borrower:
+                self._holder = None
+
+
+class _OwnDraftLoan:
+    """A ``SharedProvider``."""
+
+    reads_hidden = True
+
+    def __init__(self, shared: SharedOwnDraft) -> None:
+        self._shared = shared
+
+    def prepared(self, sampling: SamplingParams, context: int) -> OwnDraft | None:
+        return self._shared.take(self, sampling, context)
+
+    def give_back(self) -> None:
+        self._shared.give_back(self)
+
+
 class _InTurn:
     """A runner whose calls are made by a scheduler, before others that wait."""
 
+    _runner: BatchRunner
+    _scheduler: Scheduler
+
     def __init__(self, runner: BatchRunner, scheduler: Scheduler) -> None:
-        self._runner, self._scheduler = runner, scheduler
+        self.__dict__.update(_runner=runner, _scheduler=scheduler)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._runner, name, value)
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._runner, name)

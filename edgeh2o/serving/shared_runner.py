@@ -65,6 +65,7 @@ class SharedRunner(CountedRunner):
         self._mark_bytes = 0
         self.most_tokens = 0  # held at once so far: rows beyond take no memory yet
         self.prompt_logits: NDArray[np.float32] | None = None
+        self._hidden: NDArray[np.float32] | None = None  # of the prompt's latest calls
 
     def expect_prompt(self, shape: PromptShape) -> None:
         """A prompt of such a shape, cached tokens included, is about to be read."""
@@ -127,6 +128,21 @@ class SharedRunner(CountedRunner):
         return int(self.runner.max_decode_tokens)
 
     @property
+    def keeps_hidden(self) -> bool:
+        """See ``HiddenRunner``. AttributeError of a runner that is none."""
+        return bool(self.runner.keeps_hidden)
+
+    @keeps_hidden.setter
+    def keeps_hidden(self, is_wanted: bool) -> None:
+        self.runner.keeps_hidden = is_wanted
+
+    @property
+    def hidden(self) -> NDArray[np.float32] | None:
+        """Of the latest call's tokens [n, model_dim], those that were read."""
+        rows: NDArray[np.float32] | None = self.runner.hidden
+        return rows if self._hidden is None else self._hidden
+
+    @property
     def call_costs(self) -> CallCosts:
         """What guesses cost, in the steps that all share."""
         return self._scheduler.costs
@@ -180,14 +196,18 @@ class SharedRunner(CountedRunner):
         ends = self.grid.ends(begin, begin + n_tokens, self._shape, turn, is_last=is_last)
         question = self.grid.question_of(self._shape, turn)
         logits = None
+        hidden = []
         with self._scheduler.reading():
             for first, end in pairwise([begin, *ends]):
                 ends_prompt = is_last and end == begin + n_tokens
                 part = tokens[first - begin : end - begin]
                 place = first - begin, n_tokens
                 logits = self._read(part, *place, ends_prompt, stays_open, on_layer)
+                if getattr(self.runner, "keeps_hidden", False):
+                    hidden.append(self.runner.hidden)
                 if end == question:
                     self._places = self._places.with_question(end)
+        self._hidden = np.concatenate(hidden) if hidden else None
         if not is_last:
             self._deferred = tokens[(ends[-1] if ends else begin) - begin :]
             return None
@@ -255,6 +275,7 @@ class SharedRunner(CountedRunner):
 
     def decode_batch(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
         self._require_wanted()
+        self._hidden = None
         logits = self._scheduler.decode(self.runner, tokens, self._workspace)
         self._append(tokens[:1])
         self._ahead = tokens[1:]

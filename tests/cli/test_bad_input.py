@@ -130,7 +130,6 @@ def test_options_that_exclude_each_other(
         (["batch", "a", "b", "-md", "small.gguf"], "-md small.gguf: this command has no draft"),
         (["batch", "a", "b", "--draft-max", "5"], "--draft-max 5: this command has no draft model"),
         (["serve", MODEL, "--draft-max", "5"], "--draft-tokens 5 needs a draft model; name one"),
-        (["serve", MODEL, "--draft", "mtp"], "--draft mtp drafts for one conversation, as"),
         (["run", MODEL, "--spec-type", "draft-mtp"], "write --draft mtp for draft-mtp"),
         (["batch", "a", "b", "--draft-tokens=5"], "--draft-tokens 5: this command has no draft"),
     ],

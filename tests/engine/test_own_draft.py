@@ -27,17 +27,13 @@ from tests.engine.drafted import (
     compare_drafted,
     without_drafts,
 )
+from tests.engine.right_layer import DRAFTING_OPTIONS, N_LAYERS, say_the_next
 from tests.tiny_models import TinyModelFactory
 from tools.make_tiny_model import write_tiny_model
 from tools.tiny_models.drafting import Tensors
 
-VOCAB_SIZE, N_LAYERS = 320, 2
-OPTIONS: dict[str, Any] = {
-    "architecture": "qwen35",
-    "tensor_type": "F32",
-    "n_layers": N_LAYERS,
-    "n_drafting_layers": 1,
-}
+VOCAB_SIZE = 320
+OPTIONS = DRAFTING_OPTIONS
 PREFILL = PrefillConfig(batch_size=64, chunk_size=16)
 
 
@@ -63,23 +59,10 @@ def wrong(random_path: Path) -> Iterator[LLM]:
         yield llm
 
 
-def _say_the_next(tensors: Tensors) -> None:
-    """The model goes through its vocabulary token by token, and the layer knows it."""
-    for name, values in tensors.items():
-        if name.endswith(("attn_output.weight", "ssm_out.weight", "ffn_down.weight")):
-            values[:] = 0
-    tensors["output.weight"][:] = 3 * np.roll(tensors["token_embd.weight"], 1, axis=0)
-    join = tensors[f"blk.{N_LAYERS}.nextn.eh_proj.weight"]
-    join[:] = np.eye(*join.shape)  # of the token alone: its embedding comes first
-    for name in ("enorm", "shared_head_norm"):
-        tensors[f"blk.{N_LAYERS}.nextn.{name}.weight"][:] = 1
-    tensors["output_norm.weight"][:] = 1
-
-
 @pytest.fixture(scope="module")
 def right_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("own_draft") / "right.gguf"
-    return write_tiny_model(path, edit=_say_the_next, tied=False, **OPTIONS)
+    return write_tiny_model(path, edit=say_the_next, tied=False, **OPTIONS)
 
 
 @pytest.fixture(scope="module")
@@ -317,7 +300,7 @@ def test_the_norm_may_be_the_model_s_and_matrices_its_own(
     tmp_path: Path, prompt: list[int]
 ) -> None:
     def change(tensors: Tensors) -> None:
-        _say_the_next(tensors)
+        say_the_next(tensors)
         prefix = f"blk.{N_LAYERS}.nextn."
         del tensors[f"{prefix}shared_head_norm.weight"]
         tensors[f"{prefix}embed_tokens.weight"] = tensors["token_embd.weight"].copy()
