@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from numbers import Real
+from typing import TypeGuard
 
 from .errors import UsageError
 from .option_fields import check_real
@@ -68,16 +70,13 @@ def make_adapters(lora: LoraLike | Sequence[LoraLike] | None) -> tuple[LoraAdapt
     return tuple(_make_adapter(each) for each in lora)
 
 
-def _is_pair(lora: Sequence[object]) -> bool:
-    return isinstance(lora, tuple) and len(lora) == 2 and not isinstance(lora[1], _PATHS)
-
-
-_PATHS = (str, os.PathLike, LoraAdapter, tuple)
+def _is_pair(lora: object) -> TypeGuard[tuple[str, float]]:
+    return isinstance(lora, tuple) and len(lora) == 2 and isinstance(lora[1], Real)
 
 
 def _make_adapter(lora: object) -> LoraAdapter:
     if isinstance(lora, LoraAdapter):
         return lora
-    if isinstance(lora, tuple) and len(lora) == 2:
+    if _is_pair(lora):
         return LoraAdapter(*lora)
     return LoraAdapter(lora)  # type: ignore[arg-type]

@@ -1,19 +1,12 @@
 #include "model/branch.h"
 
-#include <algorithm>
-
 #include "ops/rows.h"
 
 namespace edgeh2o {
 
 PackedOut packed_for(const LayerCall& call, std::initializer_list<const Linear*> layers) {
   PackedOut out;
-  for (const Linear* layer : layers) {
-    const PackedOut own = packed_for(call.table(), call.buffers().packed, {&layer->weight});
-    if (own.packed) out.packed = own.packed;
-    out.scale_block = std::max(out.scale_block, own.scale_block);
-    out.needs_floats |= own.needs_floats;
-  }
+  for (const Linear* layer : layers) out.add(call.table(), call.buffers().packed, layer->weight);
   return out;
 }
 

@@ -264,15 +264,17 @@ void matmul_heads(const KernelTable& table, MatView<const float> rows, uint8_t* 
   }
 }
 
+void PackedOut::add(const KernelTable& table, uint8_t* buffer, const PackedMatrix& weight) {
+  needs_floats |= !weight.is_quantised() || weight.update();
+  if (!weight.is_quantised()) return;
+  packed = buffer;
+  scale_block = std::max(scale_block, table.layout.scale_block(weight.format()));
+}
+
 PackedOut packed_for(const KernelTable& table, uint8_t* buffer,
                      std::initializer_list<const PackedMatrix*> weights) {
   PackedOut out;
-  for (const PackedMatrix* weight : weights) {
-    out.needs_floats |= !weight->is_quantised() || weight->update();
-    if (!weight->is_quantised()) continue;
-    out.packed = buffer;
-    out.scale_block = std::max(out.scale_block, table.layout.scale_block(weight->format()));
-  }
+  for (const PackedMatrix* weight : weights) out.add(table, buffer, *weight);
   return out;
 }
 

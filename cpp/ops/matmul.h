@@ -31,8 +31,10 @@ struct PackedOut {
   uint8_t* packed = nullptr;  // null where no weight is quantised
   size_t scale_block = kBlock;
   bool needs_floats = false;  // the rows as they are: of float weights, and of updates
+  // What the weight asks for as well: the widest scale_block of all. buffer: where its rows are packed.
+  void add(const KernelTable& table, uint8_t* buffer, const PackedMatrix& weight);
 };
-// For the input of all these weights: what one of them asks for, the widest scale_block.
+// For the input of all these weights.
 PackedOut packed_for(const KernelTable& table, uint8_t* buffer,
                      std::initializer_list<const PackedMatrix*> weights);
 

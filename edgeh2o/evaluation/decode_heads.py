@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -119,8 +119,8 @@ def find_heads(
     kind = kind or next(iter(longest))
     try:
         meter = DecodeMeter(llm, table, base, longest, steps, notes)
-        tried = _Search(llm, meter, longest[kind][0], kind, keys, notes).run(most_rows)
-        steps.advance(_SEARCH_WINDOWS * (LONG_STEPS if long else WINDOW_STEPS))
+        advance = partial(steps.advance, LONG_STEPS if long else WINDOW_STEPS)
+        tried = _Search(llm, meter, longest[kind][0], kind, keys, notes, advance).run(most_rows)
         for heads in tried:
             quality = meter.measure_heads(heads, keys)
             if quality.is_harmless and long:
@@ -144,8 +144,11 @@ class _Search:
         kind: str,
         keys: int,
         notes: CalibrationNotes,
+        advance: Callable[[], None],
     ) -> None:
+        """``advance`` counts a window of ``_SEARCH_WINDOWS`` that was read."""
         self._llm = llm
+        self._advance = advance
         self._meter = meter
         self._window = window
         self._kind = kind
@@ -208,12 +211,15 @@ class _Search:
             cast("Any", runner).prefill(self._window, is_last=True, on_attention=probe)
         else:
             read_densely(model, self._window, self._llm.threads, probe)
+        self._advance()
         errors: list[float] = probe.errors.tolist()
         return errors
 
     @cached_property
     def _decoder(self) -> WindowDecoder:
-        return WindowDecoder(self._llm, self._meter.prefill, self._window, DECODED)
+        decoder = WindowDecoder(self._llm, self._meter.prefill, self._window, DECODED)
+        self._advance()
+        return decoder
 
     def _lost(self, n_full: int) -> float:
         name = f"{self._name}: all but {n_full} heads"

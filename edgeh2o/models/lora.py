@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from .. import _core
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .tensors import TensorBinding
+
+    _Reader = Callable[[LoraFile, TensorInfo], NDArray[np.float32]]
 
 _MERGE = "merge it into the model before"
 
@@ -37,10 +40,10 @@ class LowRankUpdate:
         """Bytes in memory, at the most."""
         return 4 * self.rank * (self.binding.n_rows + self.binding.info.cols)
 
-    def matrices(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def matrices(self, read: _Reader) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """A, [rank, cols], and B, [n_rows, rank], which holds all factors.
 
-        Raises as ``GgufFile.tensor_bytes``, and FormatError for a type that is not supported.
+        ``read`` gives a tensor of a file as [rows, cols]. Raises as that.
         """
         import numpy as np
 
@@ -49,8 +52,8 @@ class LowRankUpdate:
             binding, rank = self.binding, pair.rank
             # Of a stack: the matrix in which the rows lie.
             first = binding.first_row // self._rows_of_matrix * rank
-            downs.append(_floats(file, pair.a)[first : first + rank])
-            up = _floats(file, pair.b)[binding.first_row :][: binding.n_rows]
+            downs.append(read(file, pair.a)[first : first + rank])
+            up = read(file, pair.b)[binding.first_row :][: binding.n_rows]
             if binding.row_order is not None:
                 up = up[np.frombuffer(binding.row_order, np.int32)]
             ups.append(up * np.float32(file.factor(pair) * scale))
@@ -104,10 +107,13 @@ def bind_updates(
 def add_updates(model: _core.Model, updates: Sequence[LowRankUpdate]) -> None:
     """Adds them to the matrices of the core, which are there.
 
-    Raises FormatError for a matrix that takes none, and as ``LowRankUpdate.matrices``.
+    Raises FormatError for a matrix that takes none and a tensor that is malformed, and as
+    ``GgufFile.tensor_bytes``.
     """
+    # Those of a stack, whose matrices follow each other, are read once.
+    read = lru_cache(2 * max((len(update.parts) for update in updates), default=0))(_floats)
     for update in updates:
-        a, b = update.matrices()
+        a, b = update.matrices(read)
         (a_type, a_bytes), (b_type, b_bytes) = _smallest(a), _smallest(b)
         try:
             model.add_update(update.binding.name, update.rank, a_bytes, a_type, b_bytes, b_type)

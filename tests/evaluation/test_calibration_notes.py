@@ -70,7 +70,7 @@ def test_an_interrupted_calibration_goes_on(
     monkeypatch.setattr(calibration_windows, "_LONG_KINDS", ())
     path, length = tmp_path / "notes.json", 2304
     texts = [" ".join([f"the art of the thing is {i}" for i in range(n)]) for n in (900, 901)]
-    model = tiny_model(tensor_type="F32", n_layers=2, context_length=4096)
+    model = tiny_model(tensor_type="F32", n_layers=1, context_length=4096)
     losses = {512: 0.4, 768: 0.3, 1024: 0.2, 1280: 0.1}  # else nothing else would be measured
     measure = TextMeter.measure_losses
     monkeypatch.setattr(TextMeter, "measure_losses", lambda *a: measure(*a) and losses)
