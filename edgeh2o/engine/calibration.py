@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from ..attention.headwise import HeadwiseConfig
 from ..runners.base import SessionShape
 
 if TYPE_CHECKING:
-    from ..model_config import LatentHeads, ModelConfig
+    from ..model_config import DecoderConfig, LatentHeads, ModelConfig
     from ..runners.native import NativeModel
     from .models import LoadedModel
 
@@ -172,6 +172,45 @@ class AddedErrors:
         return out.reshape(len(weights), -1)
 
 
+def headwise_attention(
+    config: DecoderConfig,
+    rule: HeadwiseConfig,
+    budgets: list[int | None],
+    n_heads: int,
+    *,
+    n_prompt: int,
+    max_context: int,
+    chunk_size: int,
+    threads: int,
+    **settings: Any,
+) -> _core.ChunkedAttention:
+    """The attention of one layer of ``n_heads`` query heads, by ``rule`` with these budgets.
+
+    It reads ``n_prompt`` tokens in a call; ``settings`` are more of ``_core.headwise_policy``.
+    """
+    policy = _core.headwise_policy(
+        budgets,
+        local=rule.local,
+        sinks=rule.sinks,
+        decay=rule.decay,
+        page_size=rule.landmark_size,
+        spread=rule.landmark_spread,
+        **settings,
+    )
+    return _core.ChunkedAttention(
+        policy,
+        n_heads,
+        config.n_kv_heads,
+        config.head_dim,
+        chunk_size=chunk_size,
+        batch_size=-(-n_prompt // chunk_size) * chunk_size,
+        max_context=max_context,
+        scale=config.attention_scale,
+        soft_cap=config.attention_soft_cap,
+        threads=threads,
+    )
+
+
 class LayerProbe:
     """Runs the sparse rule on one layer after the other and notes the heads' errors.
 
@@ -203,26 +242,16 @@ class LayerProbe:
         self._added = AddedErrors(model, n_layer_heads, n_directions=n_directions)
 
         def make(n_heads: int, budget: int | None) -> _core.ChunkedAttention:
-            policy = _core.headwise_policy(
+            return headwise_attention(
+                config,
+                rule,
                 [budget] * n_layer_heads,
-                by_query_head=n_table_heads(config) > 0,
-                local=rule.local,
-                sinks=rule.sinks,
-                decay=rule.decay,
-                page_size=rule.landmark_size,
-                spread=rule.landmark_spread,
-            )
-            return _core.ChunkedAttention(
-                policy,
                 n_heads,
-                config.n_kv_heads,
-                config.head_dim,
-                chunk_size=chunk_size,
-                batch_size=-(-n_tokens // chunk_size) * chunk_size,
+                n_prompt=n_tokens,
                 max_context=n_tokens,
-                scale=config.attention_scale,
-                soft_cap=config.attention_soft_cap,
+                chunk_size=chunk_size,
                 threads=threads,
+                by_query_head=n_table_heads(config) > 0,
             )
 
         counts = {layer.n_heads for layer in config.layers}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from .. import _core
 from ..attention.headwise import HeadwiseConfig
-from .calibration import AddedErrors, Floats
+from .calibration import AddedErrors, Floats, headwise_attention
 
 if TYPE_CHECKING:
     from ..runners.native import NativeModel
@@ -51,33 +51,20 @@ class DecodeProbe:
         self._added = AddedErrors(model, n_kv_heads)
         self.errors = np.zeros(config.n_layers * n_kv_heads)
 
+        limits: dict[str, Any] = {"decode_from": n_prompt, "decode_budgets": [keys] * n_kv_heads}
+
         def make(n_heads: int, *, has_limits: bool) -> _core.ChunkedAttention:
-            chunk_size = rule.preferred_chunk_size
-            decode: dict[str, Any] = {
-                "decode_from": n_prompt,
-                "decode_budgets": [keys] * n_kv_heads,
-            }
-            policy = _core.headwise_policy(
+            return headwise_attention(
+                config,
+                rule,
                 [_READ_KEYS] * n_kv_heads,
-                local=rule.local,
-                sinks=rule.sinks,
-                decay=rule.decay,
-                page_size=rule.landmark_size,
-                spread=rule.landmark_spread,
-                max_past=rule.max_past,
-                **(decode if has_limits else {}),
-            )
-            return _core.ChunkedAttention(
-                policy,
                 n_heads,
-                n_kv_heads,
-                config.head_dim,
-                chunk_size=chunk_size,
-                batch_size=-(-n_prompt // chunk_size) * chunk_size,
+                n_prompt=n_prompt,
                 max_context=n_tokens,
-                scale=config.attention_scale,
-                soft_cap=config.attention_soft_cap,
+                chunk_size=rule.preferred_chunk_size,
                 threads=threads,
+                max_past=rule.max_past,
+                **(limits if has_limits else {}),
             )
 
         counts = {layer.n_heads for layer in config.layers}
