@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from statistics import median
 
-from edgeh2o.config import SamplingParams
 from edgeh2o.llm import LLM
+from edgeh2o.sampling_config import SamplingParams
 
 from .reporting import print_progress, run_script, write_report
 

@@ -17,12 +17,13 @@ from unittest import mock
 import numpy as np
 
 from edgeh2o import _core
-from edgeh2o.config import PrefillConfig, SamplingParams
+from edgeh2o.config import PrefillConfig
 from edgeh2o.evaluation.reporting import markdown_table
 from edgeh2o.formats.model_cache import resolve_model
 from edgeh2o.llm import LLM
 from edgeh2o.models import drafting
 from edgeh2o.runners.native import NativeModelFile
+from edgeh2o.sampling_config import SamplingParams
 
 from .reporting import print_progress, run_script
 

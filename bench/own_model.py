@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from edgeh2o import _core, isa
 from edgeh2o.attention.dense import DenseConfig
-from edgeh2o.config import PrefillConfig, RuntimeConfig, SamplingParams
+from edgeh2o.config import PrefillConfig, RuntimeConfig
 from edgeh2o.engine.generate import Generation
 from edgeh2o.engine.plan import RunPlan
 from edgeh2o.runners.native import NativeModel, NativeModelFile
+from edgeh2o.sampling_config import SamplingParams
 
 from .log_probabilities import log_softmax
 

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from .attention.rocketkv import RocketKvConfig as RocketKvConfig
     from .attention.ruvllm import RuvllmConfig as RuvllmConfig
     from .config import PrefillConfig as PrefillConfig
-    from .config import SamplingParams as SamplingParams
     from .engine.access import GenerationStream as GenerationStream
     from .engine.generate import GenerationChunk as GenerationChunk
     from .engine.grammar import Grammar as Grammar
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from .formats.model_cache import pull as pull
     from .llm import LLM as LLM
     from .rope_config import RopeConfig as RopeConfig
+    from .sampling_config import SamplingParams as SamplingParams
     from .tokenizer.chat_template import Message as Message
 
 _HOMES = {
@@ -81,7 +81,7 @@ _HOMES = {
     "RopeConfig": "rope_config",
     "RocketKvConfig": "attention.rocketkv",
     "RuvllmConfig": "attention.ruvllm",
-    "SamplingParams": "config",
+    "SamplingParams": "sampling_config",
     "SparseAttentionConfig": "attention.base",
     "UsageError": "errors",
     "Workload": "evaluation.throughput",

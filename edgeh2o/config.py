@@ -1,4 +1,4 @@
-"""Settings as frozen dataclasses: how a model is run, how tokens are drawn.
+"""Settings as frozen dataclasses: how a model is run (how tokens are drawn: ``sampling_config``).
 
 Every class checks its values when it is made and raises ``UsageError`` that names the field, the
 command line flag and the cure. The command line takes flags, defaults and help from the field
@@ -8,27 +8,21 @@ metadata (``flags`` and ``help``), so an option is described once.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from numbers import Real
 
 from .errors import UsageError
 from .lora_config import LoraAdapter
-from .option_fields import MAX_CONTEXT, check_flag, check_int, check_real, is_int, label, option
+from .option_fields import MAX_CONTEXT, check_flag, check_int, check_real, option
 from .rope_config import ROPE_OF_FILE, RopeConfig
 
 MAX_BATCH = 2**20
 MAX_THREADS = 256
 CACHE_TYPES = ("f16", "f32", "q8_0")
 DEVICE_NAME = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
-AUTO_LOOKUP, LOOKUP_OFF = "auto", "off"
-MAX_LOOKUP = 15
-MAX_PENALTY, MAX_BIAS = 2, 100  # as OpenAI has them
-AUTO_DRAFT, DRAFT_OFF = "auto", "off"
 # In the place of a draft model: the layer of the model's own file that guesses tokens ahead.
 MTP_DRAFT = "mtp"
 PACKED_OFF, PACKED_AUTO = "off", "auto"
-STOP_WHEN_FULL, SHIFT_WHEN_FULL, EVICT_WHEN_FULL = WAYS_WHEN_FULL = ("stop", "shift", "evict")
 ATTENTION_PRECISIONS = ("auto", "f32", "bf16", "f16", "int8")
 # What weights can be written as: tensor types of GGUF, and mixtures of llama-quantize.
 QUANTISED_TYPES = (
@@ -36,189 +30,6 @@ QUANTISED_TYPES = (
     *("q5_k_m", "q5_k_s", "q4_k_m", "q4_k_s"),
 )
 DEFAULT_QUANTISED_TYPE = "q8_0"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How the next token is drawn and when generation ends.
-
-    ``temperature=0`` takes the most likely token. ``seed=None``, or -1, draws one from the system.
-    ``max_tokens=-1`` runs until an end-of-generation token or the end of the context;
-    ``0`` reads the prompt and generates nothing. ``context_full="shift"`` goes on past the context:
-    the beginning of the prompt and the latest tokens, half of the context, are read again;
-    ``"evict"`` drops what received least attention from the cache, a batch at a time, and reads
-    longer prompts too.
-    ``lookup`` and, for a draft model, ``draft_tokens`` change the time of a text, not the text:
-    ``"auto"``, ``"off"``, or the number of tokens to draft. ``schema`` is the form of the answer: a
-    JSON schema (a mapping, its JSON text, a class of pydantic) or a ``Grammar``; it needs
-    llguidance. ``presence_penalty``, ``frequency_penalty`` and ``logit_bias``, which maps token
-    ids, are OpenAI's.
-    """
-
-    temperature: float = option(
-        0.8,
-        "--temp",
-        help="sampling temperature, 0 = always the most likely token",
-        aliases=("--temperature",),
-    )
-    top_k: int = option(40, "--top-k", help="keep the K most likely tokens, 0 = all")
-    top_p: float = option(
-        0.95, "--top-p", help="keep the smallest set of tokens with this probability, 1 = all"
-    )
-    min_p: float = option(
-        0.05, "--min-p", help="drop tokens less likely than this share of the best, 0 = none"
-    )
-    repeat_penalty: float = option(
-        1.0, "--repeat-penalty", help="penalty on tokens seen recently, 1 = none"
-    )
-    repeat_last_n: int = option(
-        64, "--repeat-last-n", help="tokens that the penalty looks at, -1 = the whole context"
-    )
-    presence_penalty: float = option(
-        0.0,
-        "--presence-penalty",
-        help="what the logit of a token loses that was generated before, from -2 to 2",
-    )
-    frequency_penalty: float = option(
-        0.0,
-        "--frequency-penalty",
-        help="what the logit of a token loses for every time that it was generated, from -2 to 2",
-    )
-    logit_bias: Mapping[int, float] | None = option(
-        None,
-        "-l",
-        "--logit-bias",
-        help="what is added to the logit of a token, from -100, never, to 100, as in 15043+1 or "
-        "15043-100; may be given several times",
-        metavar="ID(+/-)BIAS",
-        hash=False,
-    )
-    seed: int | None = option(
-        None, "-s", "--seed", help="seed of the sampler, -1 = random (default: random)"
-    )
-    max_tokens: int = option(
-        -1,
-        "-n",
-        "--max-tokens",
-        help="tokens to generate, -1 = until the end of the answer or of the context",
-        aliases=("--predict", "--n-predict"),
-    )
-    stop: Sequence[str] = option(
-        (),
-        "--stop",
-        help="stop before this text; may be given several times",
-        metavar="TEXT",
-        aliases=("-r", "--reverse-prompt"),
-    )
-    lookup: str | int = option(
-        AUTO_LOOKUP,
-        "--lookup",
-        help="decode several tokens at a time where the text repeats what stands in the prompt or "
-        "the answer; the text stays the same. N: draft so many, up to 15; auto: as many as pay, "
-        "after prompts of 256 tokens and more; off",
-        metavar="auto|off|N",
-    )
-    draft_tokens: str | int = option(
-        AUTO_DRAFT,
-        "--draft-tokens",
-        help="tokens that the draft model (--draft) writes ahead of each call of the model: N, up "
-        "to 15; auto: as many as pay; off",
-        metavar="auto|off|N",
-    )
-    context_full: str = option(
-        STOP_WHEN_FULL,
-        "--context-full",
-        help="once prompt and answer fill the context: stop; or shift: go on with the beginning of "
-        "the prompt and the latest tokens, half of the context, which are read again; or evict: "
-        "drop what received least attention from the cache, a few hundred tokens at a time, also "
-        "while a prompt is read that is longer",
-        choices=WAYS_WHEN_FULL,
-    )
-    ignore_eos: bool = option(
-        False, "--ignore-eos", help="go on after an end-of-generation token (for benchmarks)"
-    )
-    # Left out of the hash, which mappings do not have: equal settings have equal ones all the same.
-    schema: object = field(default=None, hash=False)
-
-    def __post_init__(self) -> None:
-        check_real(
-            self,
-            "temperature",
-            "a finite number >= 0",
-            lambda value: value >= 0,
-            "use 0 for greedy decoding or about 0.8 for varied text",
-        )
-        check_int(self, "top_k", 0, MAX_CONTEXT, "use 0 to keep every token")
-        check_real(self, "top_p", "in (0, 1]", lambda value: 0 < value <= 1, "use 1 to turn it off")
-        check_real(
-            self, "min_p", "in [0, 1]", lambda value: 0 <= value <= 1, "use 0 to turn it off"
-        )
-        check_real(
-            self,
-            "repeat_penalty",
-            "a finite number > 0",
-            lambda value: value > 0,
-            "use 1 to turn it off",
-        )
-        check_int(self, "repeat_last_n", -1, MAX_CONTEXT, "use -1 for the whole context")
-        for name in ("presence_penalty", "frequency_penalty"):
-            allowed = f"from -{MAX_PENALTY} to {MAX_PENALTY}"
-            check_real(self, name, allowed, lambda x: abs(x) <= MAX_PENALTY, "use 0 to turn it off")
-        if self.logit_bias is not None:
-            object.__setattr__(self, "logit_bias", _read_biases(self))
-        if self.seed == -1:  # as llama.cpp has it
-            object.__setattr__(self, "seed", None)
-        if self.seed is not None:
-            check_int(self, "seed", 0, 2**64 - 1, "leave it out for a random seed")
-        check_int(
-            self, "max_tokens", -1, MAX_CONTEXT, "use -1 to generate until the end of the answer"
-        )
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        if not isinstance(stop, (tuple, list)) or not all(isinstance(s, str) and s for s in stop):
-            raise UsageError(
-                f"{label(self, 'stop')} must be non-empty strings, got {self.stop!r}; "
-                "an empty stop text would end the answer before its first character"
-            )
-        object.__setattr__(self, "stop", tuple(stop))
-        if self.context_full not in WAYS_WHEN_FULL:
-            raise UsageError(
-                f"{label(self, 'context_full')} must be stop, shift or evict, got "
-                f"{self.context_full!r:.80}"
-            )
-        check_flag(self, "ignore_eos")
-        for name in ("lookup", "draft_tokens"):
-            object.__setattr__(self, name, self._read_length(name))
-        if self.schema is not None and self.ignore_eos:
-            raise UsageError(
-                "an answer of a given form ends where the form does; leave "
-                f"{label(self, 'ignore_eos')} out"
-            )
-
-    def _read_length(self, name: str) -> str:
-        """A number of tokens to draft, or a word for it."""
-        value = getattr(self, name)
-        text = str(value) if isinstance(value, str) or is_int(value) else ""
-        is_number = text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_LOOKUP
-        if not is_number and text not in (AUTO_LOOKUP, LOOKUP_OFF):
-            raise UsageError(
-                f"{label(self, name)} must be auto, off or a number of tokens from 1 to "
-                f"{MAX_LOOKUP}, got {value!r:.80}"
-            )
-        return text
-
-
-def _read_biases(sampling: SamplingParams) -> dict[int, float]:
-    """A copy of its biases. Raises UsageError for other ids, other numbers and other types."""
-    biases: object = sampling.logit_bias
-    if not isinstance(biases, Mapping) or not all(
-        is_int(token) and token >= 0 and isinstance(bias, Real) and abs(float(bias)) <= MAX_BIAS
-        for token, bias in biases.items()
-    ):
-        raise UsageError(
-            f"{label(sampling, 'logit_bias')} must map token ids to numbers from -{MAX_BIAS} to "
-            f"{MAX_BIAS}, as in {{15043: -{MAX_BIAS}}}, got {biases!r:.80}"
-        )
-    return {int(token): float(bias) for token, bias in biases.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

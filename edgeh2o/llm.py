@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from .attention.base import SparseAttentionConfig
 from .attention.registry import make_sparse_attention
-from .config import PACKED_OFF, PrefillConfig, RuntimeConfig, SamplingParams
+from .config import PACKED_OFF, PrefillConfig, RuntimeConfig
 from .engine.open_model import OpenModel
 from .engine.opening import load_session
 from .errors import UsageError
 from .lora_config import LoraLike, make_adapters
 from .rope_config import ROPE_OF_FILE, RopeConfig
+from .sampling_config import SamplingParams
 
 if TYPE_CHECKING:
     from .engine.access import GenerationStream

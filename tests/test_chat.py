@@ -11,10 +11,11 @@ import pytest
 
 from edgeh2o.attention.dense import DenseConfig
 from edgeh2o.attention.h2o import H2OConfig
-from edgeh2o.config import PrefillConfig, SamplingParams
+from edgeh2o.config import PrefillConfig
 from edgeh2o.engine import context_size
 from edgeh2o.errors import FormatError, UsageError
 from edgeh2o.llm import LLM
+from edgeh2o.sampling_config import SamplingParams
 from tests.tiny_models import TinyModelFactory
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)

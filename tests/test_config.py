@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from edgeh2o import H2OConfig, HeadwiseConfig, RuvllmConfig
-from edgeh2o.config import PrefillConfig, RuntimeConfig, SamplingParams
+from edgeh2o.config import PrefillConfig, RuntimeConfig
 from edgeh2o.errors import UsageError
 from edgeh2o.rope_config import RopeConfig
+from edgeh2o.sampling_config import SamplingParams
 
 
 @pytest.mark.parametrize("schema", [{"type": "object"}, None, '{"type": "object"}', dict])

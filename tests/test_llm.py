@@ -17,7 +17,7 @@ import pytest
 from edgeh2o import isa
 from edgeh2o.attention.dense import DenseConfig
 from edgeh2o.attention.h2o import H2OConfig
-from edgeh2o.config import PrefillConfig, SamplingParams
+from edgeh2o.config import PrefillConfig
 from edgeh2o.errors import (
     BusyError,
     ContextLengthError,
@@ -27,6 +27,7 @@ from edgeh2o.errors import (
     UsageError,
 )
 from edgeh2o.llm import LLM
+from edgeh2o.sampling_config import SamplingParams
 from tests.tiny_models import TinyModelFactory
 
 PROMPT = "the art of the thing is that it is there and for all that"

@@ -37,7 +37,7 @@ PYTHON_LAYERS = (
     ("models", "tokenizer", "attention", "isa", "cuda"),
     ("formats",),
     ("config", "model_config", "_core", "_kernels", "_recurrent_kernels", "_version"),
-    ("rope_config", "lora_config"),
+    ("rope_config", "lora_config", "sampling_config"),
     ("option_fields",),
     ("errors",),
 )

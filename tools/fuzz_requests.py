@@ -17,9 +17,9 @@ from typing import Any
 from tools.fuzz_loop import instrumented_imports, run_fuzzer
 
 with instrumented_imports():
-    from edgeh2o.config import SamplingParams
     from edgeh2o.engine.grammar import compiler_of
     from edgeh2o.errors import EdgeH2OError
+    from edgeh2o.sampling_config import SamplingParams
     from edgeh2o.serving.anthropic_request import read_messages_request
     from edgeh2o.serving.api_error import as_api_error
     from edgeh2o.serving.fields import Fields, parse_body

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config import SamplingParams
 from ..errors import UsageError
+from ..sampling_config import SamplingParams
 from .chat_options import leaving_on_signals, read_template
 from .model_options import (
     add_model_argument,

@@ -9,8 +9,8 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..config import EVICT_WHEN_FULL, SHIFT_WHEN_FULL, SamplingParams
 from ..errors import EdgeH2OError, FormatError, UsageError
+from ..sampling_config import EVICT_WHEN_FULL, SHIFT_WHEN_FULL, SamplingParams
 from .answer import print_answer
 from .chat_options import (
     add_chat_options,

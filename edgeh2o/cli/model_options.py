@@ -9,17 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..config import (
-    AUTO_DRAFT,
-    DRAFT_OFF,
-    STOP_WHEN_FULL,
-    PrefillConfig,
-    RuntimeConfig,
-    SamplingParams,
-)
+from ..config import PrefillConfig, RuntimeConfig
 from ..errors import UsageError
 from ..formats.known_models import HubName
 from ..rope_config import RopeConfig
+from ..sampling_config import AUTO_DRAFT, DRAFT_OFF, STOP_WHEN_FULL, SamplingParams
 from .attention_options import add_attention_options, read_attention
 from .options import add_config_options, read_config
 from .progress import ProgressBars, progress_on_stderr

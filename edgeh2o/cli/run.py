@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..config import SamplingParams
 from ..errors import EXIT_INTERRUPTED, UsageError
+from ..sampling_config import SamplingParams
 from .answer import print_answer
 from .chat_options import (
     add_chat_options,

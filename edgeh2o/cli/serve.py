@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config import SamplingParams
 from ..errors import EdgeH2OError, UsageError
+from ..sampling_config import SamplingParams
 from .chat_options import read_template
 from .model_options import (
     add_draft_option,

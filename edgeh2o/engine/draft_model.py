@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from ..config import DRAFT_OFF, SamplingParams
 from ..errors import UsageError
 from ..model_config import ModelConfig
 from ..runners.base import use_small_pages
+from ..sampling_config import DRAFT_OFF, SamplingParams
 from .drafting import why_no_drafts, why_single_tokens
 from .memory_fit import start_runner
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ..config import SamplingParams
     from ..runners.base import BatchRunner, Runner
+    from ..sampling_config import SamplingParams
     from .drafting import CallCosts, Drafter
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ..config import EVICT_WHEN_FULL, STOP_WHEN_FULL
 from ..errors import UsageError
 from ..runners.base import free_positions, plan_calls
+from ..sampling_config import EVICT_WHEN_FULL, STOP_WHEN_FULL
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

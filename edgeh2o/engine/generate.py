@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..config import EVICT_WHEN_FULL, STOP_WHEN_FULL, SamplingParams
 from ..errors import EdgeH2OError
 from ..host import memory
 from ..runners.base import attention_error, free_positions, mark_where_due, plan_calls
+from ..sampling_config import EVICT_WHEN_FULL, STOP_WHEN_FULL, SamplingParams
 from ._sampler import Sampler
 from .drawing import TokenDrawer
 from .full_context import cut_call, make_room, prepare_full_context, shift_context

@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..config import SamplingParams
+    from ..sampling_config import SamplingParams
 
 
 class LogitsProcessor(Protocol):

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from ..config import DRAFT_OFF, MTP_DRAFT, SamplingParams
+from ..config import MTP_DRAFT
 from ..runners.base import SessionShape, use_small_pages
+from ..sampling_config import DRAFT_OFF, SamplingParams
 from .memory_fit import find_room, require_fit
 from .paired_text import PairedText
 from .writing_drafter import WritingDrafter

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from ..config import EVICT_WHEN_FULL, SamplingParams
 from ..errors import ResourceError, UsageError
 from ..runners.base import Runner, RunnerState, n_evicted, use_small_pages
+from ..sampling_config import EVICT_WHEN_FULL, SamplingParams
 from .context_size import choose_context, memory_cures, rotate_alike
 from .learning import may_learn
 from .memory_fit import check_start, fit_context, limit_to_memory, start_runner

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..config import DRAFT_OFF, EVICT_WHEN_FULL, RuntimeConfig, SamplingParams
+from ..config import RuntimeConfig
 from ..errors import UsageError
+from ..sampling_config import DRAFT_OFF, EVICT_WHEN_FULL, SamplingParams
 from .drafting import why_single_tokens
 from .full_context import check_eviction, check_length, no_eviction
 from .speculation import refuse_drafts

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..attention.kept_profiles import keep_profile, merge_profiles
-from ..config import EVICT_WHEN_FULL, SamplingParams
 from ..errors import FormatError, ResourceError, UsageError
 from ..option_fields import require_flag
 from ..runners.base import Runner, RunnerState, n_evicted
+from ..sampling_config import EVICT_WHEN_FULL, SamplingParams
 from .access import ExclusiveAccess, GenerationStream
 from .context_size import choose_context
 from .generate import Generation

@@ -21,7 +21,7 @@ from .requests import MAX_TOKENS, GenerationRequest, make_chat_request
 from .tools import Tool, ToolChoice, choose_mode, choose_tool, read_flat_tools
 
 if TYPE_CHECKING:
-    from ..config import SamplingParams
+    from ..sampling_config import SamplingParams
 
 _ROLES = ("user", "assistant", "system")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}

@@ -21,8 +21,8 @@ from pathlib import Path
 from threading import Lock
 from typing import IO, TYPE_CHECKING, Any
 
-from ..config import SamplingParams
 from ..errors import EdgeH2OError, ResourceError, UsageError
+from ..sampling_config import SamplingParams
 from .answer_format import AnswerFormat
 from .answers import Event, Finished, Piece, Ticket
 from .api_error import ApiError, as_api_error

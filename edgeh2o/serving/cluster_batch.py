@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from ..config import PrefillConfig, RuntimeConfig, SamplingParams
+from ..config import PrefillConfig, RuntimeConfig
 from ..errors import ResourceError, UsageError
+from ..sampling_config import SamplingParams
 from .batch import BatchItem, OnDone, ResultFile, answer_item
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from .fields import Fields
 from .requests import GenerationRequest, read_completion_request
 
 if TYPE_CHECKING:
-    from ..config import SamplingParams
+    from ..sampling_config import SamplingParams
     from ..tokenizer import Tokenizer
 
 MAX_FILES = 4096

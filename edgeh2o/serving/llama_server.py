@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .._version import __version__
-from ..config import SamplingParams
+from ..sampling_config import SamplingParams
 from .admission import Place
 from .answer_format import AnswerFormat, Chunk, describe_progress, timings
 from .answers import Finished, Piece, Progress, TokenRecord

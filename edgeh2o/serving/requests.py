@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from ..config import SamplingParams
 from ..engine.grammar import Grammar
 from ..errors import UsageError
+from ..sampling_config import SamplingParams
 from .api_error import ApiError
 from .chat_messages import MAX_MESSAGES, read_message
 from .fields import Fields

@@ -20,7 +20,7 @@ from .tools import (
 )
 
 if TYPE_CHECKING:
-    from ..config import SamplingParams
+    from ..sampling_config import SamplingParams
 
 # A turn with a call is three of them: the call, its result, and what was thought before.
 MAX_ITEMS = 4 * MAX_MESSAGES

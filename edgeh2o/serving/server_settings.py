@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..config import SamplingParams
+from ..sampling_config import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,20 +10,20 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from ..config import DRAFT_OFF
 from ..engine.draft_model import make_model_drafter
 from ..errors import ResourceError
+from ..sampling_config import DRAFT_OFF
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ..config import SamplingParams
     from ..engine.draft_model import DraftModel
     from ..engine.draft_sources import DraftProvider, DraftSource
     from ..engine.drafting import CallCosts, Drafter
     from ..engine.own_draft import OwnDraft
     from ..runners.base import BatchRunner, HiddenRunner, Runner
+    from ..sampling_config import SamplingParams
     from .scheduler import Scheduler
 
 _logger = logging.getLogger(__name__)

@@ -10,8 +10,9 @@ import pytest
 
 from edgeh2o.attention.h2o import H2OConfig
 from edgeh2o.cli.options import add_config_options, read_config
-from edgeh2o.config import PrefillConfig, RuntimeConfig, SamplingParams
+from edgeh2o.config import PrefillConfig, RuntimeConfig
 from edgeh2o.option_fields import option
+from edgeh2o.sampling_config import SamplingParams
 
 
 @dataclass(frozen=True)

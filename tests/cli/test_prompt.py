@@ -15,8 +15,9 @@ from edgeh2o.cli.main import build_parser
 from edgeh2o.cli.options import read_config
 from edgeh2o.cli.parser import Parser
 from edgeh2o.cli.prompt import MAX_PROMPT_BYTES, add_prompt_options, read_prompt
-from edgeh2o.config import RuntimeConfig, SamplingParams
+from edgeh2o.config import RuntimeConfig
 from edgeh2o.errors import UsageError
+from edgeh2o.sampling_config import SamplingParams
 
 
 def _read(*arguments: str) -> str:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeh2o.config import SamplingParams
 from edgeh2o.errors import UsageError
 from edgeh2o.llm import LLM
+from edgeh2o.sampling_config import SamplingParams
 from tests.engine.fakes import ScriptedRunner
 
 SAMPLINGS = [

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from edgeh2o.config import SamplingParams
 from edgeh2o.engine.access import GenerationStream
 from edgeh2o.errors import BusyError, UsageError
 from edgeh2o.llm import LLM
+from edgeh2o.sampling_config import SamplingParams
 from tests.tiny_models import TinyModelFactory
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeh2o.config import PrefillConfig, RuntimeConfig, SamplingParams
+from edgeh2o.config import PrefillConfig, RuntimeConfig
 from edgeh2o.engine.draft_model import check_draft, check_kind
 from edgeh2o.engine.grammar import Grammar
 from edgeh2o.engine.model_drafter import ModelDrafter
 from edgeh2o.errors import ResourceError, UsageError
 from edgeh2o.llm import LLM
+from edgeh2o.sampling_config import SamplingParams
 from tests.engine.drafted import (
     PENALISED,
     SAMPLINGS,

@@ -22,10 +22,10 @@ from edgeh2o import (
 from edgeh2o.attention.base import SparseAttentionConfig
 from edgeh2o.attention.budget_table import write_table
 from edgeh2o.attention.decode_quality import DecodeQuality
-from edgeh2o.config import SHIFT_WHEN_FULL
 from edgeh2o.engine.full_context import choose_kept, prepare_full_context
 from edgeh2o.errors import ResourceError, UsageError
 from edgeh2o.evaluation.reading import prefill_prompt
+from edgeh2o.sampling_config import SHIFT_WHEN_FULL
 from tests.budget_tables import table_of_model
 from tests.engine.fakes import ScriptedRunner
 from tests.model.model_pair import random_tokens

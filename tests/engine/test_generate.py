@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeh2o.config import SamplingParams
 from edgeh2o.engine.generate import Generation, log_probability
 from edgeh2o.errors import EdgeH2OError
+from edgeh2o.sampling_config import SamplingParams
 from tests.engine.fakes import PieceTokenizer, ScriptedRunner
 
 PIECES = [b"a", b"b", b" ", b"EN", b"D", b"\xc3", b"\xa9", b"<end>", b"bEN"]

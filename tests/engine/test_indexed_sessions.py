@@ -9,9 +9,10 @@ import pytest
 
 from edgeh2o.attention.h2o import H2OConfig
 from edgeh2o.attention.headwise import HeadwiseConfig
-from edgeh2o.config import PrefillConfig, SamplingParams
+from edgeh2o.config import PrefillConfig
 from edgeh2o.errors import UsageError
 from edgeh2o.llm import LLM
+from edgeh2o.sampling_config import SamplingParams
 from tests.tiny_models import TinyModelFactory
 
 SHAPE = {"n_layers": 3, "model_dim": 64, "n_heads": 4, "ffn_dim": 32, "n_experts": 0}

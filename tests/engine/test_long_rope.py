@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from edgeh2o.attention.dense import DenseConfig
-from edgeh2o.config import SamplingParams
 from edgeh2o.engine import session_file
 from edgeh2o.engine.results import GenerationResult
 from edgeh2o.errors import UsageError
 from edgeh2o.llm import LLM
+from edgeh2o.sampling_config import SamplingParams
 from tests.serving.answering import answer, request_of
 from tests.serving.conftest import open_engine
 from tests.tiny_models import TinyModelFactory

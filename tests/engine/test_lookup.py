@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeh2o.config import PrefillConfig, SamplingParams
+from edgeh2o.config import PrefillConfig
 from edgeh2o.engine._ngrams import NgramIndex
 from edgeh2o.engine.drafting import CallCosts, Credit
 from edgeh2o.engine.lookup import MAX_MATCH, MIN_PROMPT_TOKENS, DraftLength, PromptLookup
 from edgeh2o.engine.speculation import SpeculativeDecoder
 from edgeh2o.errors import UsageError
 from edgeh2o.llm import LLM
+from edgeh2o.sampling_config import SamplingParams
 from tests.engine.drafted import PENALISED, SAMPLINGS, TogetherRunner
 from tests.engine.fakes import ScriptedRunner
 from tests.model.recurrent_models import MODELS

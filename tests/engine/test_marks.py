@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from edgeh2o.attention.dense import DenseConfig
 from edgeh2o.attention.h2o import H2OConfig
 from edgeh2o.attention.headwise import HeadwiseConfig
-from edgeh2o.config import PrefillConfig, SamplingParams
+from edgeh2o.config import PrefillConfig
 from edgeh2o.engine import context_size
 from edgeh2o.export.onnx import export_model
 from edgeh2o.llm import LLM
+from edgeh2o.sampling_config import SamplingParams
 from tests.tiny_models import TinyModelFactory
 
 ATTENTIONS = {

@@ -9,12 +9,12 @@ import pytest
 
 from edgeh2o.cli.main import main
 from edgeh2o.cli.progress import ProgressBars
-from edgeh2o.config import SamplingParams
 from edgeh2o.engine.session import Session
 from edgeh2o.errors import UsageError
 from edgeh2o.llm import LLM
 from edgeh2o.runners.native import NativeModelFile
 from edgeh2o.runners.weight_loading import WeightLoading
+from edgeh2o.sampling_config import SamplingParams
 from tests.tiny_models import TinyModelFactory
 
 ONE_TOKEN = SamplingParams(max_tokens=1)

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from edgeh2o import _core
-from edgeh2o.config import PrefillConfig, SamplingParams
+from edgeh2o.config import PrefillConfig
 from edgeh2o.engine.grammar import Grammar
 from edgeh2o.engine.own_draft import MOST_PENDING, OwnDraft, OwnDrafter
 from edgeh2o.engine.paired_text import PairedText
 from edgeh2o.errors import FormatError, ResourceError, UsageError
 from edgeh2o.llm import LLM
 from edgeh2o.models import drafting
+from edgeh2o.sampling_config import SamplingParams
 from tests.engine.drafted import (
     PENALISED,
     SAMPLINGS,

@@ -19,11 +19,12 @@ from edgeh2o.attention.budget_table import table_path, write_table
 from edgeh2o.attention.dense import DenseConfig
 from edgeh2o.attention.h2o import H2OConfig
 from edgeh2o.attention.headwise import HeadwiseConfig
-from edgeh2o.config import PrefillConfig, SamplingParams
+from edgeh2o.config import PrefillConfig
 from edgeh2o.engine import context_size, session, session_file
 from edgeh2o.engine.transcript import Transcript
 from edgeh2o.errors import EdgeH2OError, FormatError, ResourceError, UsageError
 from edgeh2o.llm import LLM
+from edgeh2o.sampling_config import SamplingParams
 from tests.budget_tables import table_of_model
 from tests.tiny_models import TinyModelFactory
 

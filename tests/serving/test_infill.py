@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edgeh2o.config import SamplingParams
+from edgeh2o.sampling_config import SamplingParams
 from edgeh2o.serving.api_error import ApiError
 from edgeh2o.serving.fields import Fields
 from edgeh2o.serving.infill import read_infill_request

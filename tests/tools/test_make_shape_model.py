@@ -13,7 +13,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf.quants import dequantize
 
 from edgeh2o import LLM
-from edgeh2o.config import SamplingParams
+from edgeh2o.sampling_config import SamplingParams
 from tests.tiny_models import TinyModelFactory
 from tools.make_shape_model import main, write_shape_model
 from tools.shape_models.shapes import SHAPES
