@@ -15,6 +15,10 @@ MAX_PENALTY, MAX_BIAS = 2, 100  # as OpenAI has them
 AUTO_DRAFT, DRAFT_OFF = "auto", "off"
 STOP_WHEN_FULL, SHIFT_WHEN_FULL, EVICT_WHEN_FULL = WAYS_WHEN_FULL = ("stop", "shift", "evict")
 
+DRY_BREAKERS = ("\n", ":", '"', "*")
+NO_BREAKERS = ("none",)
+MAX_BREAKER = 40
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -30,7 +34,8 @@ class SamplingParams:
     ``"auto"``, ``"off"``, or the number of tokens to draft. ``schema`` is the form of the answer: a
     JSON schema (a mapping, its JSON text, a class of pydantic) or a ``Grammar``; it needs
     llguidance. ``presence_penalty``, ``frequency_penalty`` and ``logit_bias``, which maps token
-    ids, are OpenAI's.
+    ids, are OpenAI's. The order is llama.cpp's: biases and penalties, DRY, top-n-sigma, top-k,
+    typical, top-p, min-p, XTC, temperature.
     """
 
     temperature: float = option(
@@ -46,11 +51,65 @@ class SamplingParams:
     min_p: float = option(
         0.05, "--min-p", help="drop tokens less likely than this share of the best, 0 = none"
     )
+    top_n_sigma: float = option(
+        -1.0,
+        "--top-n-sigma",
+        help="keep tokens whose logit is at most so many standard deviations below the best, "
+        "-1 = all",
+        aliases=("--top-nsigma",),
+    )
+    typical_p: float = option(
+        1.0,
+        "--typical-p",
+        help="keep the tokens whose surprise is nearest to what is expected, with this probability "
+        "together, 1 = all (locally typical sampling)",
+        aliases=("--typical",),
+    )
+    xtc_probability: float = option(
+        0.0,
+        "--xtc-probability",
+        help="how often the likeliest tokens are left out but the last that has --xtc-threshold, "
+        "for varied text, 0 = never",
+    )
+    xtc_threshold: float = option(
+        0.1, "--xtc-threshold", help="probability that a token needs to be one of those"
+    )
+    dynatemp_range: float = option(
+        0.0,
+        "--dynatemp-range",
+        help="how far the temperature may be from --temp: the less certain the next token is, the "
+        "higher",
+    )
+    dynatemp_exponent: float = option(
+        1.0, "--dynatemp-exp", help="power of the entropy that this goes by"
+    )
     repeat_penalty: float = option(
         1.0, "--repeat-penalty", help="penalty on tokens seen recently, 1 = none"
     )
     repeat_last_n: int = option(
         64, "--repeat-last-n", help="tokens that the penalty looks at, -1 = the whole context"
+    )
+    dry_multiplier: float = option(
+        0.0,
+        "--dry-multiplier",
+        help="penalty on tokens that go on with a repetition of --dry-allowed-length tokens, by "
+        "--dry-base more for each further one, 0 = none (DRY; 0.8 is usual)",
+    )
+    dry_base: float = option(1.75, "--dry-base", help="base of that penalty")
+    dry_allowed_length: int = option(
+        2, "--dry-allowed-length", help="longest repetition without more than that penalty"
+    )
+    dry_penalty_last_n: int = option(
+        64,
+        "--dry-penalty-last-n",
+        help="tokens in which repetitions are looked for, -1 = the whole context",
+    )
+    dry_sequence_breakers: Sequence[str] = option(
+        DRY_BREAKERS,
+        "--dry-sequence-breaker",
+        help="text that no repetition goes over; may be given several times, none: there is none "
+        """(default: a new line, ":", '"' and "*")""",
+        metavar="TEXT",
     )
     presence_penalty: float = option(
         0.0,
@@ -139,6 +198,7 @@ class SamplingParams:
             "use 1 to turn it off",
         )
         check_int(self, "repeat_last_n", -1, MAX_CONTEXT, "use -1 for the whole context")
+        self._check_rare_samplers()
         for name in ("presence_penalty", "frequency_penalty"):
             allowed = f"from -{MAX_PENALTY} to {MAX_PENALTY}"
             check_real(self, name, allowed, lambda x: abs(x) <= MAX_PENALTY, "use 0 to turn it off")
@@ -172,6 +232,29 @@ class SamplingParams:
                 f"{label(self, 'ignore_eos')} out"
             )
 
+    def _check_rare_samplers(self) -> None:
+        for name, off in (("top_n_sigma", -1), ("dry_multiplier", 0)):
+            check_real(self, name, "a finite number", lambda _: True, f"use {off} to turn it off")
+        check_real(self, "typical_p", "in (0, 1]", lambda x: 0 < x <= 1, "use 1 to turn it off")
+        for name in ("xtc_probability", "xtc_threshold"):
+            check_real(self, name, "in [0, 1]", lambda x: 0 <= x <= 1, "0 and 0.1 are the defaults")
+        check_real(
+            self, "dynatemp_range", "a number >= 0", lambda x: x >= 0, "use 0 to turn it off"
+        )
+        check_real(self, "dynatemp_exponent", "a number >= 0", lambda x: x >= 0, "1 is the default")
+        check_real(self, "dry_base", "a number >= 1", lambda x: x >= 1, "1.75 is the default")
+        check_int(self, "dry_allowed_length", 0, MAX_CONTEXT, "2 is the default")
+        check_int(self, "dry_penalty_last_n", -1, MAX_CONTEXT, "use -1 for the whole context")
+        given = self.dry_sequence_breakers
+        breakers = (given,) if isinstance(given, str) else given
+        if not isinstance(breakers, (tuple, list)) or not all(map(_is_breaker, breakers)):
+            raise UsageError(
+                f"{label(self, 'dry_sequence_breakers')} must be texts of 1 to {MAX_BREAKER} "
+                f"characters, got {given!a:.80}"
+            )
+        breakers = () if tuple(breakers) == NO_BREAKERS else tuple(breakers)
+        object.__setattr__(self, "dry_sequence_breakers", breakers)
+
     def _read_length(self, name: str) -> str:
         """A number of tokens to draft, or a word for it."""
         value = getattr(self, name)
@@ -183,6 +266,12 @@ class SamplingParams:
                 f"{MAX_LOOKUP}, got {value!r:.80}"
             )
         return text
+
+
+def _is_breaker(text: object) -> bool:
+    if not isinstance(text, str) or not 0 < len(text) <= MAX_BREAKER:
+        return False
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _read_biases(sampling: SamplingParams) -> dict[int, float]:

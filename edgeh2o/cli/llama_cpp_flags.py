@@ -163,8 +163,7 @@ _FLAGS = {
             _Flag("samplers have one order; turn one off by its own flag (--top-p 1)", "value"),
         ),
         (
-            "--xtc-threshold --dry-base --dry-allowed-length --dry-penalty-last-n "
-            "--dry-sequence-breaker --mirostat-lr --mirostat-ent --dynatemp-exp",
+            "--mirostat-lr --mirostat-ent",
             _Flag("it is for a sampler that is not on", "value", idle=None),
         ),
         (
@@ -191,12 +190,7 @@ _FLAGS = {
             _Flag("there is no TLS; put a proxy such as Caddy before the server", "value"),
         ),
         ("--models-dir --models-preset", _Flag("a server has one model; start several", "value")),
-        ("--typical --typical-p", _Flag(_NO_SAMPLER, "value", idle=_ONE)),
-        ("--top-nsigma --top-n-sigma", _Flag(_NO_SAMPLER, "value", idle=("-1", "-1.0"))),
-        (
-            "--mirostat --dry-multiplier --xtc-probability --dynatemp-range",
-            _Flag(_NO_SAMPLER, "value", idle=_ZERO),
-        ),
+        ("--mirostat", _Flag(_NO_SAMPLER, "value", idle=_ZERO)),
         (
             "--presence-penalty --frequency-penalty",
             _Flag("each request has its own; --repeat-penalty is for all", "value", idle=_ZERO),

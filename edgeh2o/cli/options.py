@@ -160,5 +160,6 @@ def _destination(item: Field[Any], prefix: str) -> str:
 def _help_text(item: Field[Any], text: str | None = None) -> str:
     text = text or str(item.metadata.get("help", item.name.replace("_", " ")))
     text = text.replace("%", "%%")
-    has_default = item.default is not MISSING and item.default not in (None, (), False)
+    is_said = item.default is MISSING or isinstance(item.default, tuple)  # by the help itself
+    has_default = not is_said and item.default not in (None, False)
     return f"{text} (default: {item.default})" if has_default else text

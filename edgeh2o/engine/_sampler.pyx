@@ -1,81 +1,64 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Draws the next token from a vector of logits, in C loops over buffers made once.
 
-The order of the filters is llama.cpp's: repeat penalty, top-k, top-p, min-p, temperature. top-p
-and min-p therefore look at probabilities before the temperature is applied.
+The order is llama.cpp's: repeat penalty, DRY, top-n-sigma, top-k, typical, top-p, min-p, XTC,
+temperature. Filters therefore look at probabilities before the temperature is applied.
 """
 
 from libc.float cimport FLT_MAX
-from libc.math cimport exp, fmax, fmin, log
+from libc.math cimport exp, fmax, fmin, log, sqrt
 from libc.stdint cimport int32_t, uint64_t
+from libc.string cimport memmove
+
+from edgeh2o.engine._candidates cimport (
+    Candidate,
+    best_of,
+    count_top_choices,
+    keep_typical,
+    make_heap,
+    sift_down,
+    sort_best_first,
+    sum_of,
+    temperature_of,
+)
+from edgeh2o.engine._random cimport next_uniform, seed_state
+from edgeh2o.engine._repetition cimport Breakers, DryPenalty, penalise_repetition
 
 import numpy as np
 
 cdef float NEGATIVE_INFINITY = -float("inf")
 
 
-cdef struct Candidate:
-    float logit
-    int32_t token
-
-
-cdef inline bint is_worse(Candidate a, Candidate b) noexcept nogil:
-    """A total order: the lower logit is worse, then the higher token id."""
-    return a.logit < b.logit or (a.logit == b.logit and a.token > b.token)
-
-
-cdef void sift_down(Candidate* heap, Py_ssize_t root, Py_ssize_t size) noexcept nogil:
-    """Restores the heap below ``root``; the worst candidate is the top of the heap."""
-    cdef Candidate moved = heap[root]
-    cdef Py_ssize_t child = 2 * root + 1
-    while child < size:
-        if child + 1 < size and is_worse(heap[child + 1], heap[child]):
-            child += 1
-        if not is_worse(heap[child], moved):
-            break
-        heap[root] = heap[child]
-        root = child
-        child = 2 * root + 1
-    heap[root] = moved
-
-
-cdef void make_heap(Candidate* heap, Py_ssize_t size) noexcept nogil:
-    cdef Py_ssize_t root
-    for root in range(size // 2 - 1, -1, -1):
-        sift_down(heap, root, size)
-
-
-cdef void sort_best_first(Candidate* candidates, Py_ssize_t size) noexcept nogil:
-    cdef Py_ssize_t last
-    cdef Candidate worst
-    make_heap(candidates, size)
-    for last in range(size - 1, 0, -1):
-        worst = candidates[0]
-        candidates[0] = candidates[last]
-        candidates[last] = worst
-        sift_down(candidates, 0, last)
-
-
-cdef inline uint64_t rotate_left(uint64_t value, int bits) noexcept nogil:
-    return (value << bits) | (value >> (64 - bits))
+_NOT_FOR_TWINS = ("self", "vocab_size", "seed")
 
 
 cdef class Sampler:
-    """Filters, penalty window and random state of one generation.
+    """Filters, recent tokens and random state of one generation.
 
-    ``window_size`` is how many recent tokens the repeat penalty looks at. Tokens in ``banned``
-    are never drawn. Every method that takes logits raises ValueError when their number is not
-    ``vocab_size``, when one is NaN or +inf, and when no token is left to draw.
+    ``window_size`` is how many recent tokens the repeat penalty looks at, ``dry_window_size`` how
+    many DRY does, whose ``breakers`` are sequences of tokens that no repetition goes over. Tokens
+    in ``banned`` are never drawn. Every method that takes logits raises ValueError when their
+    number is not ``vocab_size``, when one is NaN or +inf, and when no token is left to draw.
     """
 
     cdef readonly int vocab_size
-    cdef double temperature, top_p, min_p, repeat_penalty
-    cdef Py_ssize_t top_k, window_used, window_next
+    cdef dict options
+    cdef double temperature, dynatemp_range, dynatemp_exponent
+    cdef double top_n_sigma, top_p, min_p, typical_p, xtc_probability, xtc_threshold
+    cdef double repeat_penalty
+    cdef DryPenalty dry
+    cdef Py_ssize_t top_k, window_size, dry_window_size, n_recent
     cdef uint64_t[4] state
     cdef int32_t[::1] banned
-    cdef int32_t[::1] window
+    cdef int32_t[::1] recent  # the last half of it at least counts
+    cdef unsigned char[::1] begins_breaker
+    cdef int32_t[::1] longer_breakers
+    cdef int32_t[::1] breaker_ends
+    cdef int32_t[::1] repeats
+    cdef int32_t[::1] longest
     cdef float[::1] adjusted
     cdef Candidate[::1] candidates
+    cdef Candidate[::1] spare
     cdef double[::1] weights
 
     def __init__(
@@ -83,79 +66,108 @@ cdef class Sampler:
         int vocab_size,
         *,
         double temperature,
+        double dynatemp_range=0.0,
+        double dynatemp_exponent=1.0,
+        double top_n_sigma=-1.0,
         Py_ssize_t top_k=0,
+        double typical_p=1.0,
         double top_p=1.0,
         double min_p=0.0,
+        double xtc_probability=0.0,
+        double xtc_threshold=0.1,
         double repeat_penalty=1.0,
         Py_ssize_t window_size=0,
+        double dry_multiplier=0.0,
+        double dry_base=1.75,
+        Py_ssize_t dry_allowed_length=2,
+        Py_ssize_t dry_window_size=0,
+        breakers=(),
         uint64_t seed=0,
         banned=(),
     ):
-        if vocab_size <= 0 or top_k < 0 or window_size < 0:
-            raise ValueError("vocab_size must be positive, top_k and window_size not negative")
-        banned_ids = np.array(sorted(banned), dtype=np.int32)
-        if banned_ids.size and not (
-            banned_ids.min() >= 0 and banned_ids.max() < vocab_size
-        ):
-            raise ValueError(f"banned token ids must be in [0, {vocab_size})")
+        breakers, banned = [tuple(breaker) for breaker in breakers], sorted(banned)
+        given = locals()
+        self.options = {name: given[name] for name in given if name not in _NOT_FOR_TWINS}
+        if vocab_size <= 0 or min(top_k, window_size, dry_window_size, dry_allowed_length) < 0:
+            raise ValueError("vocab_size must be positive, counts must not be negative")
         self.vocab_size = vocab_size
         self.temperature = temperature
+        self.dynatemp_range, self.dynatemp_exponent = dynatemp_range, dynatemp_exponent
+        self.top_n_sigma = top_n_sigma
         self.top_k = top_k if 0 < top_k < vocab_size else vocab_size
-        self.top_p = top_p
-        self.min_p = min_p
+        self.typical_p, self.top_p, self.min_p = typical_p, top_p, min_p
+        self.xtc_probability, self.xtc_threshold = xtc_probability, xtc_threshold
         self.repeat_penalty = repeat_penalty
-        self._seed(seed)
-        self.banned = banned_ids
-        self.window = np.zeros(window_size if repeat_penalty != 1.0 else 0, dtype=np.int32)
-        self.window_used = 0
-        self.window_next = 0
+        self.window_size = window_size if repeat_penalty != 1.0 else 0
+        self.dry = DryPenalty(dry_multiplier, dry_base, dry_allowed_length)
+        self.dry_window_size = dry_window_size if dry_multiplier != 0.0 else 0
+        seed_state(self.state, seed)
+        self.banned = self._token_ids("banned token ids", banned)
+        self.recent = np.zeros(2 * max(self.window_size, self.dry_window_size), np.int32)
+        self.n_recent = 0
+        if self.dry_window_size:
+            self._read_breakers(breakers)
+            self.repeats = np.empty(self.dry_window_size, np.int32)
+            self.longest = np.zeros(vocab_size, np.int32)
         self.adjusted = np.empty(vocab_size, dtype=np.float32)
         self.candidates = np.empty(vocab_size, dtype=[("logit", "f4"), ("token", "i4")])
+        self.spare = np.empty(vocab_size if typical_p < 1.0 else 0, self.candidates.base.dtype)
         self.weights = np.empty(vocab_size, dtype=np.float64)
+
+    def _token_ids(self, name, ids):
+        array = np.array(ids, dtype=np.int32)
+        if array.size and not (array.min() >= 0 and array.max() < self.vocab_size):
+            raise ValueError(f"{name} must be in [0, {self.vocab_size})")
+        return array
+
+    def _read_breakers(self, breakers) -> None:
+        begins = np.zeros(self.vocab_size, np.uint8)
+        longer = sorted({breaker for breaker in breakers if len(breaker) > 1})
+        alone = [breaker[0] for breaker in breakers if len(breaker) == 1]
+        single = self._token_ids("breakers", alone)
+        tokens = self._token_ids("breakers", [token for breaker in longer for token in breaker])
+        begins[single] |= 1
+        begins[[breaker[0] for breaker in longer]] |= 2
+        self.begins_breaker, self.longer_breakers = begins, tokens
+        self.breaker_ends = np.cumsum([len(breaker) for breaker in longer], dtype=np.int32)
 
     def twin(self, int vocab_size):
         """A sampler that draws alike from the logits of a model of ``vocab_size`` tokens."""
-        return Sampler(
-            vocab_size,
-            temperature=self.temperature,
-            top_k=0 if self.top_k == self.vocab_size else self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repeat_penalty=self.repeat_penalty,
-            window_size=self.window.shape[0],
-            banned=[token for token in self.banned if token < vocab_size],
-        )
+        breakers = [each for each in self.options["breakers"] if max(each) < vocab_size]
+        banned = [token for token in self.options["banned"] if token < vocab_size]
+        return Sampler(vocab_size, **{**self.options, "breakers": breakers, "banned": banned})
 
     def follow(self, Sampler other not None) -> None:
         """Takes over the random state and the recent tokens of ``other``, which stays as it is.
 
         Raises ValueError where its options differ, or a recent token is outside the vocabulary.
         """
-        if self.window.shape[0] != other.window.shape[0]:
+        if self.recent.shape[0] != other.recent.shape[0]:
             raise ValueError("the samplers look at different numbers of recent tokens")
         cdef Py_ssize_t i
-        for i in range(other.window_used):
-            if other.window[i] >= self.vocab_size:
+        for i in range(other.n_recent):
+            if other.recent[i] >= self.vocab_size:
                 raise ValueError(
-                    f"token id {other.window[i]} is outside the vocabulary of {self.vocab_size}"
+                    f"token id {other.recent[i]} is outside the vocabulary of {self.vocab_size}"
                 )
-        for i in range(other.window_used):
-            self.window[i] = other.window[i]
-        self.window_used = other.window_used
-        self.window_next = other.window_next
+        for i in range(other.n_recent):
+            self.recent[i] = other.recent[i]
+        self.n_recent = other.n_recent
         for i in range(4):
             self.state[i] = other.state[i]
 
     def accept(self, int token) -> None:
-        """Adds ``token`` to the window of the repeat penalty and drops the oldest one."""
+        """Adds ``token`` to the recent ones, of which penalties look at the last."""
         if not 0 <= token < self.vocab_size:
             raise ValueError(f"token id {token} is outside the vocabulary of {self.vocab_size}")
-        cdef Py_ssize_t size = self.window.shape[0]
+        cdef Py_ssize_t size = self.recent.shape[0], half = size // 2
         if size == 0:
             return
-        self.window[self.window_next] = token
-        self.window_next = self.window_next + 1 if self.window_next + 1 < size else 0
-        self.window_used = self.window_used + 1 if self.window_used < size else size
+        if self.n_recent == size:
+            memmove(&self.recent[0], &self.recent[half], half * sizeof(int32_t))
+            self.n_recent = half
+        self.recent[self.n_recent] = token
+        self.n_recent += 1
 
     def sample(self, const float[::1] logits not None, const unsigned char[::1] mask=None) -> int:
         """Draws a token id from ``logits`` [vocab_size], float32.
@@ -168,10 +180,11 @@ cdef class Sampler:
             self._apply(mask)
         if self.temperature == 0.0:
             return self._best()
-        cdef Py_ssize_t kept = self._filter()
-        cdef double remaining = self._next_uniform() * self._weigh(kept)
-        cdef Py_ssize_t i
-        for i in range(kept):
+        cdef Py_ssize_t i, first = 0, kept = self._filter()
+        if self.xtc_probability > 0.0 and next_uniform(self.state) < self.xtc_probability:
+            first = count_top_choices(&self.candidates[0], kept, self.xtc_threshold)
+        cdef double remaining = next_uniform(self.state) * self._weigh(first, kept)
+        for i in range(first, kept):
             remaining -= self.weights[i]
             if remaining < 0.0:
                 return self.candidates[i].token
@@ -181,42 +194,26 @@ cdef class Sampler:
     def distribution(self, const float[::1] logits not None):
         """Token ids [n] int32, most likely first, and their probabilities [n] float64.
 
-        These are what ``sample`` would draw from; the random state does not move.
+        These are what ``sample`` would draw from, with XTC and without by their shares; the random
+        state does not move.
         """
         self._adjust(logits)
         if self.temperature == 0.0:
             return np.array([self._best()], dtype=np.int32), np.ones(1)
         cdef Py_ssize_t kept = self._filter()
-        sort_best_first(&self.candidates[0], kept)
-        cdef double total = self._weigh(kept)
+        cdef Py_ssize_t first = count_top_choices(&self.candidates[0], kept, self.xtc_threshold)
+        cdef double total = self._weigh(0, kept)
         tokens = np.asarray(self.candidates[:kept])["token"].copy()
-        return tokens, np.asarray(self.weights[:kept]) / total
-
-    cdef void _seed(self, uint64_t seed) noexcept:
-        """Fills the xoshiro256** state by SplitMix64, as its authors advise."""
-        cdef uint64_t mixed
-        cdef int i
-        for i in range(4):
-            seed += <uint64_t> 0x9E3779B97F4A7C15
-            mixed = seed
-            mixed = (mixed ^ (mixed >> 30)) * <uint64_t> 0xBF58476D1CE4E5B9
-            mixed = (mixed ^ (mixed >> 27)) * <uint64_t> 0x94D049BB133111EB
-            self.state[i] = mixed ^ (mixed >> 31)
-
-    cdef double _next_uniform(self) noexcept nogil:
-        """The next double in [0, 1) of xoshiro256** (Blackman and Vigna), 53 bits."""
-        cdef uint64_t result = rotate_left(self.state[1] * 5, 7) * 9
-        cdef uint64_t shifted = self.state[1] << 17
-        self.state[2] ^= self.state[0]
-        self.state[3] ^= self.state[1]
-        self.state[1] ^= self.state[2]
-        self.state[0] ^= self.state[3]
-        self.state[2] ^= shifted
-        self.state[3] = rotate_left(self.state[3], 45)
-        return <double> (result >> 11) * (1.0 / 9007199254740992.0)
+        probabilities = np.asarray(self.weights[:kept]) / total
+        if self.xtc_probability > 0.0:
+            probabilities *= 1.0 - self.xtc_probability
+            total = self._weigh(first, kept)
+            excluded = np.asarray(self.weights[first:kept]) / total
+            probabilities[first:] += self.xtc_probability * excluded
+        return tokens, probabilities
 
     cdef int _adjust(self, const float[::1] logits) except -1:
-        """Copies the logits, then applies the repeat penalty and the bans."""
+        """Copies the logits, then applies the penalties and the bans."""
         cdef Py_ssize_t i
         cdef int32_t token
         cdef double value
@@ -231,17 +228,35 @@ cdef class Sampler:
         if n_bad:
             i = next(k for k in range(self.vocab_size) if not logits[k] <= FLT_MAX)
             raise ValueError(f"the logit of token {i} is {logits[i]}")
-        for i in range(self.window_used):
+        for i in range(max(0, self.n_recent - self.window_size), self.n_recent):
             # Read from the source: a token that is in the window twice is penalised once.
-            token = self.window[i]
+            token = self.recent[i]
             value = logits[token]
             if value == NEGATIVE_INFINITY:
                 continue
             value = value / self.repeat_penalty if value > 0 else value * self.repeat_penalty
             self.adjusted[token] = <float> fmin(fmax(value, -FLT_MAX), FLT_MAX)
+        if self.dry_window_size and self.n_recent:
+            self._penalise_repetition()
         for i in range(self.banned.shape[0]):
             self.adjusted[self.banned[i]] = NEGATIVE_INFINITY
         return 0
+
+    cdef void _penalise_repetition(self) noexcept:
+        cdef Py_ssize_t n = min(self.dry_window_size, self.n_recent)
+        cdef Breakers breakers = Breakers(&self.begins_breaker[0], NULL, NULL, 0)
+        if self.breaker_ends.shape[0]:
+            breakers.longer, breakers.ends = &self.longer_breakers[0], &self.breaker_ends[0]
+            breakers.n_longer = self.breaker_ends.shape[0]
+        penalise_repetition(
+            &self.adjusted[0],
+            &self.recent[self.n_recent - n],
+            n,
+            self.dry,
+            breakers,
+            &self.repeats[0],
+            &self.longest[0],
+        )
 
     cdef void _apply(self, const unsigned char[::1] mask) noexcept:
         """Leaves the tokens whose bits are set."""
@@ -269,15 +284,20 @@ cdef class Sampler:
         cdef double best = self.adjusted[self._best()]
         cdef double share_of_best, total = 0.0, mass = 0.0
         cdef Py_ssize_t i, used, kept = 0
+        if self.top_n_sigma > 0.0:
+            self._drop_unlikely(best)
         if self.top_k < self.vocab_size:
             used = self._take_top_k()
-            for i in range(used):
-                total += exp(self.candidates[i].logit - best)
         else:
-            if self.top_p < 1.0:
+            if self.top_p < 1.0 and self.typical_p >= 1.0:
                 for i in range(self.vocab_size):
                     total += exp(self.adjusted[i] - best)
             used = self._take_above(best, total)
+        if self.typical_p < 1.0:
+            used = keep_typical(&self.candidates[0], &self.spare[0], used, self.typical_p)
+            best = best_of(&self.candidates[0], used)
+        if self.top_k < self.vocab_size or self.typical_p < 1.0:
+            total = sum_of(&self.candidates[0], used, best)
         if self.top_p < 1.0:
             sort_best_first(&self.candidates[0], used)
         elif self.min_p <= 0.0:
@@ -291,6 +311,24 @@ cdef class Sampler:
                 self.candidates[kept] = self.candidates[i]
                 kept += 1
         return kept
+
+    cdef void _drop_unlikely(self, double best) noexcept:
+        """Leaves logits down to ``top_n_sigma`` standard deviations below the best."""
+        cdef double mean = 0.0, variance = 0.0, floor
+        cdef Py_ssize_t i, n = 0
+        cdef float* adjusted = &self.adjusted[0]
+        for i in range(self.vocab_size):
+            if adjusted[i] > NEGATIVE_INFINITY:
+                mean += adjusted[i]
+                n += 1
+        mean /= n
+        for i in range(self.vocab_size):
+            if adjusted[i] > NEGATIVE_INFINITY:
+                variance += (adjusted[i] - mean) * (adjusted[i] - mean)
+        floor = best - self.top_n_sigma * sqrt(variance / n)
+        for i in range(self.vocab_size):
+            if adjusted[i] < floor:
+                adjusted[i] = NEGATIVE_INFINITY
 
     cdef Py_ssize_t _take_top_k(self) noexcept nogil:
         """Collects the ``top_k`` best tokens in one pass over a heap of that size."""
@@ -313,15 +351,17 @@ cdef class Sampler:
     cdef Py_ssize_t _take_above(self, double best, double total) noexcept nogil:
         """Collects the tokens that top-p and min-p can keep, so that few need sorting.
 
+        Typical ones are chosen before them, among all.
         Tokens whose probability is below ``(1 - top_p) / vocab_size`` weigh less than
         ``1 - top_p`` together, so the most likely tokens reach ``top_p`` without them.
         """
         cdef double floor = NEGATIVE_INFINITY
         cdef double slack = 1e-6
         cdef Py_ssize_t i, used = 0
-        if self.min_p > 0.0:
+        cdef bint is_first = self.typical_p >= 1.0
+        if is_first and self.min_p > 0.0:
             floor = best + log(self.min_p) - slack
-        if self.top_p < 1.0:
+        if is_first and self.top_p < 1.0:
             floor = fmax(floor, best + log((1.0 - self.top_p) / self.vocab_size * total) - slack)
         cdef Candidate* found = &self.candidates[0]
         cdef const float* adjusted = &self.adjusted[0]
@@ -331,14 +371,19 @@ cdef class Sampler:
             used += (adjusted[i] >= floor) & (adjusted[i] > NEGATIVE_INFINITY)
         return used
 
-    cdef double _weigh(self, Py_ssize_t kept) noexcept nogil:
+    cdef double _weigh(self, Py_ssize_t first, Py_ssize_t kept) noexcept nogil:
         """Fills ``weights`` with exp((logit - best) / temperature); returns their sum."""
-        cdef double best = self.candidates[0].logit
-        cdef double total = 0.0
+        cdef const Candidate* candidates = &self.candidates[0]
+        cdef double best = best_of(&candidates[first], kept - first), total = 0.0
+        cdef double temperature = temperature_of(
+            &candidates[first],
+            kept - first,
+            self.temperature,
+            self.dynatemp_range,
+            self.dynatemp_exponent,
+        )
         cdef Py_ssize_t i
-        for i in range(1, kept):
-            best = fmax(best, self.candidates[i].logit)
-        for i in range(kept):
-            self.weights[i] = exp((self.candidates[i].logit - best) / self.temperature)
+        for i in range(first, kept):
+            self.weights[i] = exp((candidates[i].logit - best) / temperature)
             total += self.weights[i]
         return total

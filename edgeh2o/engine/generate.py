@@ -17,11 +17,11 @@ from ..errors import EdgeH2OError
 from ..host import memory
 from ..runners.base import attention_error, free_positions, mark_where_due, plan_calls
 from ..sampling_config import EVICT_WHEN_FULL, STOP_WHEN_FULL, SamplingParams
-from ._sampler import Sampler
 from .drawing import TokenDrawer
 from .full_context import cut_call, make_room, prepare_full_context, shift_context
 from .logits import with_penalties
 from .results import FinishReason, GenerationResult
+from .sampling import make_sampler
 from .speculation import start_speculation
 from .stats import GenerationStats
 from .stop import StopMatcher
@@ -124,6 +124,7 @@ class Generation:
         self.batch_size = min(batch_size or runner.batch_size, runner.batch_size)
         self._prompt = np.asarray(prompt, dtype=np.int32)
         self._sampling = sampling
+        self._tokenizer = tokenizer
         self._eog_ids = tokenizer.eog_ids
         self._decoder = tokenizer.decoder(skip_special=True, continues=True)
         self._stop_matcher = StopMatcher(sampling.stop)
@@ -160,7 +161,15 @@ class Generation:
             if self._sampling.max_tokens == 0:
                 self.finish_reason = "length"
                 return
-            drawer = TokenDrawer(self._make_sampler(), self._processor, self._grammar)
+            sampler = make_sampler(
+                self._sampling,
+                self._tokenizer,
+                self._prompt,
+                vocab_size=self.runner.vocab_size,
+                context_size=self.runner.max_context,
+                seed=self.seed,
+            )
+            drawer = TokenDrawer(sampler, self._processor, self._grammar)
             decode = self.runner.decode
             if self.speculation is not None:
                 self.speculation.draw_like(drawer)
@@ -256,26 +265,6 @@ class Generation:
         """Turns "layers done" of one batch into "tokens done" of the prompt."""
         n_done = (call.stop - call.start) * done // total + call.start - self.n_cached_tokens
         report(n_done, self.n_prompt_tokens - self.n_cached_tokens)
-
-    def _make_sampler(self) -> Sampler:
-        sampling = self._sampling
-        window_size = self.runner.max_context
-        if sampling.repeat_last_n >= 0:
-            window_size = min(window_size, sampling.repeat_last_n)
-        sampler = Sampler(
-            self.runner.vocab_size,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-            repeat_penalty=sampling.repeat_penalty,
-            window_size=window_size,
-            seed=self.seed,
-            banned=self._eog_ids if sampling.ignore_eos else (),
-        )
-        for token in self._prompt[max(0, self.n_prompt_tokens - window_size) :]:
-            sampler.accept(int(token))
-        return sampler
 
     def _next_token(
         self, drawer: TokenDrawer, logits: NDArray[np.float32], first_token_at: float | None = None

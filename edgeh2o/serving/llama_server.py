@@ -80,16 +80,20 @@ class CompletionFormat(AnswerFormat):
         }
 
 
+_SAMPLERS = (
+    *("temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p"),
+    *("top_n_sigma", "xtc_probability", "xtc_threshold", "typical_p"),
+    *("repeat_penalty", "repeat_last_n"),
+    *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
+)
+
+
 def describe_sampling(sampling: SamplingParams) -> dict[str, Any]:
     """Of ``generation_settings`` what there is here."""
     return {
         "seed": -1 if sampling.seed is None else sampling.seed,
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "repeat_penalty": sampling.repeat_penalty,
-        "repeat_last_n": sampling.repeat_last_n,
+        **{name: getattr(sampling, name) for name in _SAMPLERS},
+        "dry_sequence_breakers": list(sampling.dry_sequence_breakers),
         "n_predict": sampling.max_tokens,
         "max_tokens": sampling.max_tokens,
         "stop": list(sampling.stop),

@@ -216,12 +216,28 @@ def _read_sampling(
             fields.first("repetition_penalty", "repeat_penalty"), 0.01, 10
         ),
         "repeat_last_n": fields.integer("repeat_last_n", -1, 2**20),
+        "top_n_sigma": fields.number("top_n_sigma", -1, 1e6),
+        "typical_p": fields.number("typical_p", 0, 1),
+        "xtc_probability": fields.number("xtc_probability", 0, 1),
+        "xtc_threshold": fields.number("xtc_threshold", 0, 1),
+        "dynatemp_range": fields.number("dynatemp_range", 0, 100),
+        "dynatemp_exponent": fields.number("dynatemp_exponent", 0, 100),
+        "dry_multiplier": fields.number("dry_multiplier", 0, 100),
+        "dry_base": fields.number("dry_base", 0, 100),
+        "dry_allowed_length": fields.integer("dry_allowed_length", 0, 2**20),
+        "dry_penalty_last_n": fields.integer("dry_penalty_last_n", -1, 2**20),
         "max_tokens": fields.integer(most, -1, MAX_TOKENS),
         "seed": seed if seed in (None, -1) else seed % 2**64,  # -1 is random, as in llama-server
     }
     values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if values.get("top_p") == 0:  # as good as greedy
-        values["top_p"] = 1e-9
+    for name in ("top_p", "typical_p"):
+        if values.get(name) == 0:  # one token is left
+            values[name] = 1e-9
+    if values.get("dry_base", 1) < 1:  # off, as in llama-server
+        values |= {"dry_multiplier": 0.0, "dry_base": 1.0}
+    breakers = fields.texts("dry_sequence_breakers", MAX_STOPS)
+    if breakers or fields.raw("dry_sequence_breakers") is not None:
+        values["dry_sequence_breakers"] = breakers
     if values.get("top_k") == -1:
         values["top_k"] = 0
     if values.get("max_tokens", -1) >= 0:

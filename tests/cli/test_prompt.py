@@ -171,7 +171,7 @@ def test_flags_of_llama_cpp_without_effect_are_named(words: str) -> None:
     [
         *("--jinja", "-st", "-cb", "-kvu", "--metrics", "--no-webui", "--log-disable"),
         *("--keep -1", "--numa distribute", "--reasoning-format auto", "--reasoning-budget -1"),
-        *("--mirostat 0", "--top-nsigma -1", "--typical 1.0", "--xtc-threshold 0.1", "-dev none"),
+        *("--mirostat 0", "--mirostat-lr 0.1", "-dev none"),
         *("-sm none", "-nkvo", "-ncmoe 2", "-ngld 0", "-lv 1", "--swa-full", "--offline"),
     ],
 )
@@ -184,6 +184,18 @@ def test_flags_of_newer_commands_without_effect_are_named(words: str) -> None:
 
 
 def test_flags_of_newer_commands_become_ours() -> None:
+    words = "--top-nsigma 1.5 --typical 0.9 --xtc-probability 0.5 --dynatemp-exp 2"
+    sampling = read_config(_parse(*words.split())[0], SamplingParams)
+    assert (sampling.top_n_sigma, sampling.typical_p) == (1.5, 0.9)
+    assert (sampling.xtc_probability, sampling.dynatemp_exponent) == (0.5, 2)
+    for given, breakers in (
+        ((), ("\n", ":", '"', "*")),
+        (("none",), ()),
+        (("a", "b "), ("a", "b ")),
+    ):
+        words = [word for text in given for word in ("--dry-sequence-breaker", text)]
+        sampling = read_config(_parse(*words, "--dry-multiplier", "1")[0], SamplingParams)
+        assert sampling.dry_sequence_breakers == breakers
     args, warned = _parse("-cnv", "--grammar-file", "g.gbnf")
     assert (args.chat, args.grammar, warned) == (True, "g.gbnf", [])
     assert _parse("-jf", "s.json")[0].json_schema == "s.json"

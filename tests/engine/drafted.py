@@ -21,6 +21,11 @@ SAMPLINGS = [
     {"temperature": 0.3, "top_k": 0, "min_p": 0.0},
     {"temperature": 0.7, "repeat_penalty": 1.1, "repeat_last_n": 20},
     {"temperature": 1.5, "top_p": 0.5},
+    {
+        **{"temperature": 1.1, "dynatemp_range": 0.4, "top_n_sigma": 3.0, "typical_p": 0.95},
+        **{"xtc_probability": 0.5, "xtc_threshold": 0.05},
+        **{"dry_multiplier": 0.6, "dry_allowed_length": 1, "dry_penalty_last_n": 20},
+    },
 ]
 # By what changes the logits before the sampler sees them.
 PENALISED = [

@@ -22,7 +22,9 @@ from tests.engine.drafted import SAMPLINGS, TogetherRunner
 def test_a_twin_draws_what_its_sampler_will(options: dict[str, Any]) -> None:
     """Also one of a smaller vocabulary, where the other tokens have no chance."""
     rng = np.random.default_rng(0)
-    settings = {name: value for name, value in options.items() if name != "repeat_last_n"}
+    settings = {name: value for name, value in options.items() if not name.endswith("last_n")}
+    if "dry_penalty_last_n" in options:
+        settings |= {"dry_window_size": options["dry_penalty_last_n"], "breakers": [(7,), (5, 55)]}
     sampler = Sampler(60, **settings, window_size=options.get("repeat_last_n", 0) % 50, seed=3)
     for n_tokens in (60, 50):
         twin = sampler.twin(n_tokens)

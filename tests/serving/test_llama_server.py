@@ -159,6 +159,33 @@ def test_properties_have_the_defaults(server: RunningServer) -> None:
     told = fetch(server, "/props").json()["default_generation_settings"]
     assert told["n_ctx"] == 8192
     assert (told["params"]["temperature"], told["params"]["n_predict"]) == (0.8, -1)
+    assert (told["params"]["xtc_probability"], told["params"]["typical_p"]) == (0, 1)
+    assert told["params"]["dry_sequence_breakers"] == ["\n", ":", '"', "*"]
+
+
+def test_requests_may_name_all_samplers(server: RunningServer) -> None:
+    rare = {
+        **{"top_n_sigma": 2.0, "typical_p": 0.9, "xtc_probability": 0.5, "xtc_threshold": 0.05},
+        **{"dynatemp_range": 0.3, "dynatemp_exponent": 2.0, "dry_multiplier": 0.8},
+        **{"dry_base": 1.5, "dry_allowed_length": 1, "dry_penalty_last_n": -1},
+        "dry_sequence_breakers": ["stop here"],
+    }
+    body = completion(seed=3, temperature=0.9, n_predict=24, ignore_eos=True)
+    plain, drawn = ask(server, "/completion", body), ask(server, "/completion", body | rare)
+    assert {name: drawn["generation_settings"][name] for name in rare} == rare
+    assert drawn["content"] == ask(server, "/completion", body | rare)["content"]
+    assert drawn["content"] != plain["content"]
+    off = {"dry_multiplier": 2.0, "dry_base": 0.0, "typical_p": 1.0, "top_n_sigma": -1}
+    assert ask(server, "/completion", body | off)["content"] == plain["content"]
+    none = ask(server, "/completion", body | {"dry_sequence_breakers": [], "typical_p": 0})
+    assert none["generation_settings"]["dry_sequence_breakers"] == []
+    assert len(none["content"]) > 0
+    for name, wrong in (
+        *(("xtc_probability", 2), ("dry_multiplier", -1), ("dry_allowed_length", 1.5)),
+        *(("dry_sequence_breakers", [""]), ("typical_p", "x")),
+    ):
+        reply = fetch(server, "/completion", json.dumps(body | {name: wrong}).encode(), JSON)
+        assert reply.status_code == 400 and name in reply.json()["error"]["message"]
 
 
 def test_a_request_may_name_its_slot(server: RunningServer) -> None:
