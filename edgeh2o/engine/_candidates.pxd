@@ -5,6 +5,19 @@ from libc.stdint cimport int32_t
 from libc.string cimport memcpy
 
 
+cdef enum:
+    BLOCK = 64
+
+
+cdef inline bint has_above(const float* values, float floor) noexcept nogil:
+    """Whether one of values [BLOCK] is larger: in vectors, as none waits for the one before."""
+    cdef int32_t n = 0
+    cdef int i
+    for i in range(BLOCK):
+        n += values[i] > floor
+    return n > 0
+
+
 cdef struct Candidate:
     float logit
     int32_t token
