@@ -224,6 +224,7 @@ def load_session(
         own_draft = None if own is None else own.load(weights)
     session = opened[0]
     session.take_weights(weights, time.perf_counter() - started_at, own_draft or draft)
+    _core.release_threads()  # as behind a generation: another thread may go on
     return session
 
 
