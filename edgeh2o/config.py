@@ -171,9 +171,9 @@ class RuntimeConfig:
     lora: Sequence[LoraAdapter] = option(
         (),
         "--lora",
-        metavar="FILE[:SCALE]",
-        help="GGUF file of a LoRA adapter that is added to the weights, and by how much of what "
-        "it was trained with; several times for several",
+        metavar="PATH[:SCALE]",
+        help="LoRA adapter that is added to the weights, a folder of PEFT or a GGUF file, and by "
+        "how much of what it was trained with; several times for several",
     )
     rope: RopeConfig = field(default=ROPE_OF_FILE, metadata={"is_option": False})
     draft: str | None = field(default=None, metadata={"is_option": False})

@@ -34,8 +34,8 @@ class LLM(OpenModel):
     ``DenseConfig``, a name (``"dense"``) or a mapping: ``{"algorithm": "h2o", "local": 256}``.
     ``context_size``, ``threads``, ``isa``, ``cache_type``, ``cache_type_k``, ``cache_type_v``,
     ``attention_precision``, ``check_tensors``, ``device``, ``rope``, ``quantize``,
-    ``packed_weights`` and ``draft`` are those of ``RuntimeConfig``, ``lora`` a GGUF file of a LoRA
-    adapter, ``(file, scale)``, or a list of such; ``seed`` serves calls whose
+    ``packed_weights`` and ``draft`` are those of ``RuntimeConfig``, ``lora`` a folder of PEFT or
+    GGUF file of a LoRA adapter, ``(path, scale)``, or a list of such; ``seed`` serves calls whose
     ``SamplingParams`` has none; ``chat_template`` (jinja2) replaces the model's own, with
     ``chat_template_kwargs`` as variables (``{"enable_thinking": False}``).
     ``on_progress(stage, done, total)`` counts bytes of "load" and tokens of "prefill"; what

@@ -15,7 +15,7 @@ from .option_fields import check_real
 
 @dataclass(frozen=True, slots=True)
 class LoraAdapter:
-    """A GGUF file of an adapter, and by how much more than it says it counts."""
+    """A folder of PEFT or a GGUF file, and by how much more than it says the adapter counts."""
 
     path: str
     scale: float = 1.0
@@ -25,16 +25,18 @@ class LoraAdapter:
         if isinstance(path, os.PathLike):
             path = os.fspath(path)
         if not isinstance(path, str) or not path:
-            raise UsageError(f"lora (--lora) must name a file of an adapter, got {path!r:.80}")
+            raise UsageError(
+                f"lora (--lora) must name the folder or file of an adapter, got {path!r:.80}"
+            )
         object.__setattr__(self, "path", path)
         cure = "use 1 for what the adapter was trained with"
         check_real(self, "scale", "from -1000 to 1000", lambda scale: -1e3 <= scale <= 1e3, cure)
 
 
 def read_adapters(text: str) -> tuple[LoraAdapter, ...]:
-    """The adapters of ``FILE[:SCALE][,FILE[:SCALE]...]``, as a flag of the command line has them.
+    """The adapters of ``PATH[:SCALE][,PATH[:SCALE]...]``, as a flag of the command line has them.
 
-    A file that is there is meant, whatever is in its name. Raises UsageError.
+    What is there is meant, whatever is in its name. Raises UsageError.
     """
     texts = [text] if os.path.exists(text) else text.split(",")
     return tuple(_read_adapter(each) for each in texts)

@@ -54,7 +54,7 @@ def _read_bias(text: str) -> tuple[int, float]:
 
 
 def _read_adapters(text: str) -> tuple[LoraAdapter, ...]:
-    """An argparse type: ``FILE[:SCALE]``, or several after commas."""
+    """An argparse type: ``PATH[:SCALE]``, or several after commas."""
     try:
         return read_adapters(text)
     except UsageError as error:

@@ -72,15 +72,14 @@ def open_model(
     """Opens a GGUF file, a folder of safetensors, or the folder or ``.onnx`` file of an ONNX model.
 
     For a GPU if that is given. ``quantize`` is the type that the matrices of safetensors get,
-    ``packed_weights`` where those of GGUF files are kept packed, ``lora`` what is added to them, of
-    the CPU.
+    ``packed_weights`` where those of GGUF files are kept packed, ``lora`` what is added to the
+    weights of both on the CPU.
     Raises FormatError for a file that cannot be run, ResourceError for one that cannot be read,
     UsageError if packages for it are missing, it does not run on a GPU, or cannot have ``rope``.
     """
     if os.path.isdir(path) or path.suffix == ".onnx":
         _refuse_packed_weights(path, packed_weights)
-        _refuse_lora(path, lora)
-        return _open_other(path, device, rope, quantize)
+        return _open_other(path, device, rope, quantize, lora)
     _refuse_quantize(path, quantize)
     if device is not None:
         _refuse_packed_weights(path, packed_weights)
@@ -94,11 +93,16 @@ def open_model(
 
 
 def _open_other(
-    path: Path, device: _core.Device | None, rope: RopeConfig, quantize: str | None
+    path: Path,
+    device: _core.Device | None,
+    rope: RopeConfig,
+    quantize: str | None,
+    lora: Sequence[LoraAdapter],
 ) -> ModelFile:
     """What is no GGUF file, by modules that those do without."""
-    from ..formats.safetensors import is_safetensors_folder
+    from ..formats.safetensors import is_safetensors_folder, refuse_adapter
 
+    refuse_adapter(path)
     if is_safetensors_folder(path):
         if device is not None:
             raise UsageError(
@@ -107,8 +111,9 @@ def _open_other(
             )
         from ..runners.safetensors import SafetensorsModelFile
 
-        return SafetensorsModelFile(path, quantize, rope)
+        return SafetensorsModelFile(path, quantize, rope, lora=lora)
     refuse_several(path)
+    _refuse_lora(path, lora)
     _refuse_quantize(path, quantize)
     if rope != ROPE_OF_FILE:
         raise UsageError(
@@ -138,8 +143,8 @@ def _refuse_packed_weights(path: Path, packed_weights: str) -> None:
 def _refuse_lora(path: Path, lora: Sequence[LoraAdapter]) -> None:
     if lora:
         raise UsageError(
-            f"{path}: adapters (--lora) are for GGUF files on the CPU; merge it into the model "
-            "before"
+            f"{path}: adapters (--lora) are for GGUF files and folders of safetensors on the CPU; "
+            "merge it into the model before"
         )
 
 

@@ -5,11 +5,19 @@ from __future__ import annotations
 # What hashlib offers as blake2b; hashlib would load OpenSSL too, 4 ms for every run of a model.
 from _blake2 import blake2b
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from .gguf_header import TensorInfo
     from .model_tensors import ModelTensors
+
+
+class TensorEnds(Protocol):
+    """A file with tensors, of which both ends can be read."""
+
+    def tensor_ends(self, info: TensorInfo, n_bytes: int) -> tuple[memoryview, memoryview]:
+        """The first and the last stored bytes of a tensor, ``n_bytes`` or fewer."""
+
 
 DIGEST_BYTES = 16
 # Read of either end of each tensor.
@@ -41,7 +49,7 @@ def with_adapters(fingerprint: str, adapters_digest: str) -> str:
     return blake2b((fingerprint + adapters_digest).encode(), digest_size=DIGEST_BYTES).hexdigest()
 
 
-def fingerprint_tensors(file: ModelTensors, tensors: Iterable[TensorInfo], *more: bytes) -> str:
+def fingerprint_tensors(file: TensorEnds, tensors: Iterable[TensorInfo], *more: bytes) -> str:
     """As ``fingerprint_file``, of ``more`` bytes in place of the metadata."""
     digest = blake2b(digest_size=DIGEST_BYTES)
     for part in more:
@@ -51,7 +59,7 @@ def fingerprint_tensors(file: ModelTensors, tensors: Iterable[TensorInfo], *more
     return digest.hexdigest()
 
 
-def _update_by_tensors(digest: blake2b, file: ModelTensors, tensors: Iterable[TensorInfo]) -> None:
+def _update_by_tensors(digest: blake2b, file: TensorEnds, tensors: Iterable[TensorInfo]) -> None:
     for info in tensors:
         digest.update(f"{info.name!a}:{info.type_name}:{info.shape}\n".encode())
         for end in file.tensor_ends(info, SAMPLE_BYTES):

@@ -7,16 +7,39 @@ cols], and with ``.lora_b``, [rows, rank]; of a stack of matrices both are stack
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
+from .. import _core
 from ..errors import FormatError
+from .fingerprint import fingerprint_file
 from .gguf import GgufFile, TensorInfo, open_gguf
 from .metadata import quote
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 TYPE_KEY, KIND_KEY, ALPHA_KEY = "general.type", "adapter.type", "adapter.lora.alpha"
 INVOCATION_KEY = "adapter.alora.invocation_tokens"
 ADAPTER = "adapter"
 A_SUFFIX, B_SUFFIX = ".lora_a", ".lora_b"
+
+
+@dataclass(frozen=True, slots=True)
+class LowRankPart:
+    """What an adapter adds to one matrix: ``factor`` times B A (Hu et al. 2021, section 4.1).
+
+    ``read_a`` gives A, float32 [rank, cols], ``read_b`` gives B, float32 [rows, rank]. Both raise
+    FormatError for a tensor with NaN, and as ``OpenFile.read``.
+    """
+
+    rank: int
+    factor: float
+    read_a: Callable[[], NDArray[np.float32]]
+    read_b: Callable[[], NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +73,101 @@ class LoraFile:
         except BaseException:
             self.file.close()
             raise
+        # Matrices of a stack follow each other.
+        self._read = lru_cache(2)(self._floats)
 
-    def factor(self, pair: LoraPair) -> float:
-        """What B A counts (Hu et al. 2021, section 4.1)."""
-        return self.alpha / pair.rank if self.alpha else 1.0
+    @property
+    def changed(self) -> Collection[str]:
+        """Names of the tensors that it changes."""
+        return self.pairs.keys()
+
+    @property
+    def fingerprint(self) -> str:
+        """As ``fingerprint_file``, of the whole adapter. Raises as that."""
+        return fingerprint_file(self.file, self.file.tensors.values())
+
+    def check_fits(self, architecture: str, tensors: Mapping[str, TensorInfo]) -> None:
+        """Raises FormatError, which names the tensor, for an adapter of another model.
+
+        ``tensors`` are all of the model's file, of which some may be read by nothing.
+        """
+        if self.architecture != architecture:
+            raise FormatError(
+                f"{self.path}: an adapter for models of architecture {quote(self.architecture)}, "
+                f"this one is of {quote(architecture)}"
+            )
+        for name, pair in self.pairs.items():
+            if name not in tensors:
+                raise FormatError(
+                    f"{self.path}: the model has no tensor {quote(name)}; the adapter is for "
+                    "another model"
+                )
+            _check_pair(self.path, pair, tensors[name])
+
+    def part(self, name: str, matrix: int) -> LowRankPart | None:
+        """What is added to a tensor, of a stack to the matrix of this number; None: nothing."""
+        pair = self.pairs.get(name)
+        if pair is None:
+            return None
+        rank, n_rows = pair.rank, pair.b.shape[1]
+        return LowRankPart(
+            rank,
+            self.alpha / rank if self.alpha else 1.0,
+            lambda: self._read(pair.a)[matrix * rank :][:rank],
+            lambda: self._read(pair.b)[matrix * n_rows :][:n_rows],
+        )
+
+    def _floats(self, info: TensorInfo) -> NDArray[np.float32]:
+        """A tensor as [rows, cols], the matrices of a stack below each other."""
+        data = self.file.tensor_bytes(info)
+        return read_floats(self.path, info.name, data, info.type_name, (info.rows, info.cols))
+
+    def close(self) -> None:
+        """Closes the file, and forgets what was read last."""
+        self._read.cache_clear()
+        self.file.close()
 
     def __enter__(self) -> LoraFile:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.file.close()
+        self.close()
+
+
+def read_floats(
+    path: os.PathLike[str], name: str, data: bytes | memoryview, dtype: str, shape: tuple[int, int]
+) -> NDArray[np.float32]:
+    """The tensor ``name`` of an adapter as float32 of ``shape``, rows and columns.
+
+    Raises FormatError for a number that is NaN or infinite.
+    """
+    import numpy as np
+
+    try:
+        values, bad_row = _core.convert_rows(data, dtype, "F32", *shape)
+    except ValueError as error:
+        raise FormatError(f"{path}: tensor {quote(name)}: {error}") from None
+    if bad_row is not None:
+        raise FormatError(
+            f"{path}: tensor {quote(name)} has NaN or infinite weights; fetch it again"
+        )
+    return np.frombuffer(values, np.float32).reshape(shape)
+
+
+def _check_pair(path: os.PathLike[str], pair: LoraPair, base: TensorInfo) -> None:
+    a, b = pair.a.shape, pair.b.shape
+    fits = a == (base.cols, pair.rank, *base.shape[2:]) and b == (pair.rank, *base.shape[1:])
+    if len(base.shape) < 2 or not fits:
+        raise FormatError(
+            f"{path}: {quote(pair.a.name)} and its other half are {show_shape(a)} and "
+            f"{show_shape(b)}, which is none of {show_shape(base.shape)}; the adapter is for "
+            "another model"
+        )
+
+
+def show_shape(shape: Sequence[int]) -> str:
+    """``shape`` as error messages have it."""
+    return " x ".join(map(str, shape))
 
 
 def _read_kind(file: GgufFile) -> tuple[str, float]:

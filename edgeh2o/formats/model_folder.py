@@ -13,6 +13,7 @@ from .metadata import TOOL_TEMPLATE_NAME
 
 MAX_JSON_BYTES = 16 * 2**20
 TEMPLATE_FILE, OLDER_TEMPLATE_FILE = "chat_template.jinja", "chat_template.json"
+ADAPTER_CONFIG = "adapter_config.json"  # of PEFT
 TEMPLATE_FOLDER = "additional_chat_templates"
 MAX_TOKENIZER_BYTES = 128 * 2**20
 

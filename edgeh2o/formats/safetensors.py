@@ -17,7 +17,7 @@ from typing import Any, final
 
 from ..errors import FormatError, ResourceError, UsageError
 from .metadata import quote
-from .model_folder import read_json
+from .model_folder import ADAPTER_CONFIG, read_json
 from .open_file import OpenFile, open_regular_file
 
 MAX_HEADER_BYTES = 64 * 2**20
@@ -126,6 +126,14 @@ def is_safetensors_folder(path: Path) -> bool:
     """
     names = _names(path)
     return GENAI_CONFIG not in names and any(name.endswith(SUFFIX) for name in names)
+
+
+def refuse_adapter(path: Path) -> None:
+    """Raises FormatError for a folder of an adapter of PEFT, without the model."""
+    names = _names(path)
+    weights = [name for name in names if name.endswith((SUFFIX, ".onnx")) or name == "onnx"]
+    if ADAPTER_CONFIG in names and all(name.startswith("adapter_") for name in weights):
+        raise FormatError(f"{path}: it is an adapter of PEFT; name its model, and this with --lora")
 
 
 def is_onnx_folder(path: Path) -> bool:

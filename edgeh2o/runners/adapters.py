@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..formats.fingerprint import fingerprint_file
 from ..formats.lora_file import LoraFile
 from ..models.lora import add_updates, bind_updates
 
 if TYPE_CHECKING:
     from .. import _core
-    from ..formats.gguf_header import TensorInfo
+    from ..formats.model_tensors import ModelTensors
     from ..lora_config import LoraAdapter
     from ..models.tensors import TensorBinding
+    from ..models.transformers.adapters import ConvertedAdapter
 
 
 class Adapters:
-    """Files of adapters, open until ``close``, that were found to fit the model.
+    """Files and folders of adapters, open until ``close``, that were found to fit ``model``.
 
-    Raises as ``LoraFile`` and ``bind_updates``.
+    Raises as ``LoraFile``, ``open_adapter`` and ``bind_updates``.
     """
 
     def __init__(
-        self,
-        lora: Sequence[LoraAdapter],
-        bindings: Sequence[TensorBinding],
-        architecture: str,
-        tensors: Mapping[str, TensorInfo],
+        self, lora: Sequence[LoraAdapter], bindings: Sequence[TensorBinding], model: ModelTensors
     ) -> None:
         with ExitStack() as opened:
-            files = [
-                (opened.enter_context(LoraFile(adapter.path)), adapter.scale) for adapter in lora
+            adapters = [
+                (opened.enter_context(closing(_open(Path(adapter.path), model))), adapter.scale)
+                for adapter in lora
             ]
-            self._updates = bind_updates(bindings, files, architecture, tensors)
-            digests = [
-                f"{fingerprint_file(file.file, file.file.tensors.values())}*{scale!r}"
-                for file, scale in files
-            ]
+            self._updates = bind_updates(bindings, adapters)
+            digests = [f"{adapter.fingerprint}*{scale!r}" for adapter, scale in adapters]
             self._opened = opened.pop_all()
         self.digest = "+".join(digests)
         self.rank = max((update.rank for update in self._updates), default=0)
@@ -51,3 +46,23 @@ class Adapters:
     def close(self) -> None:
         """Closes the files."""
         self._opened.close()
+
+
+def _open(path: Path, model: ModelTensors) -> LoraFile | ConvertedAdapter:
+    """By what it is: a folder of PEFT or its tensors, else a GGUF file."""
+    if path.is_dir() or path.suffix == ".safetensors":
+        from ..models.transformers.adapters import open_adapter
+        from ..models.transformers.weights import ConvertedFolder
+
+        if isinstance(model, ConvertedFolder):
+            described = model.described
+            return open_adapter(
+                path, model.metadata, model.tensors, described.family, described.factors
+            )
+        return open_adapter(path, model.metadata, model.tensors)
+    file = LoraFile(path)
+    with ExitStack() as opened:
+        opened.callback(file.close)
+        file.check_fits(model.metadata.get_str("general.architecture"), model.tensors)
+        opened.pop_all()
+    return file

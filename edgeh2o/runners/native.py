@@ -177,9 +177,7 @@ class NativeModelFile(GgufModelFile):
             from .adapters import Adapters
 
             try:
-                self._adapters = Adapters(
-                    lora, self._bindings, self.config.architecture, self._gguf.tensors
-                )
+                self._adapters = Adapters(lora, self._bindings, self._gguf)
             except BaseException:
                 self._gguf.close()
                 raise

@@ -17,6 +17,7 @@ from .native import NativeModelFile
 from .weight_loading import Reader
 
 if TYPE_CHECKING:
+    from ..lora_config import LoraAdapter
     from ..models.tensors import TensorBinding
     from ..tokenizer import Tokenizer
 
@@ -24,14 +25,20 @@ if TYPE_CHECKING:
 class SafetensorsModelFile(NativeModelFile):
     """A folder of config.json, safetensors and tokenizer.json, for the decoder of the CPU.
 
-    Matrices become ``target``, one of ``config.QUANTISED_TYPES``. Raises as its base.
+    Matrices become ``target``, one of ``config.QUANTISED_TYPES``; ``lora`` is that of
+    ``RuntimeConfig``. Raises as its base.
     """
 
     def __init__(
-        self, path: Path, target: str | None = None, rope: RopeConfig = ROPE_OF_FILE
+        self,
+        path: Path,
+        target: str | None = None,
+        rope: RopeConfig = ROPE_OF_FILE,
+        *,
+        lora: Sequence[LoraAdapter] = (),
     ) -> None:
         self._target = target or DEFAULT_QUANTISED_TYPE
-        super().__init__(path, rope)
+        super().__init__(path, rope, lora=lora)
 
     def _open(self, path: Path) -> ConvertedFolder:
         return open_transformers(path, self._target)

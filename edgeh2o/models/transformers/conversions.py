@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from ...errors import FormatError
 from ...formats.gguf_header import TensorInfo
 from ...formats.gguf_types import stored_bytes
-from ...formats.metadata import Metadata, quote
+from ...formats.metadata import quote
 from ...formats.safetensors import SafetensorsFile, StoredTensor
 from ..experts import MAX_EXPERTS
+from ..hyperparameters import Hyperparameters
 from ..rope import half_split_row_order
+from ..spec import ArchitectureSpec
 from ..tensors import TensorRule, expand_rules
 from ..written_types import choose_type
 from .config import DescribedFolder
@@ -85,8 +87,7 @@ def plan_tensors(
         ties = _tie(stored, _matrix_names(family, "token_embd", ""), outputs, files)
     shape = described.spec.read_shape(metadata)
     n_experts = metadata.get_int(f"{prefix}.expert_count", default=1, maximum=MAX_EXPERTS)
-    is_interleaved = described.spec.qk_row_order == "interleaved"
-    halves_to_neighbours = is_interleaved and family.has_half_split_rows
+    rotated = rotated_order(described.spec, family, shape)
     infos: dict[str, TensorInfo] = {}
     conversions: dict[str, Conversion] = {}
     used = {
@@ -98,7 +99,7 @@ def plan_tensors(
     rules = expand_rules(described.spec.rules(shape), shape.layers)
     for name, (rule, layer) in rules.items():
         source = _find_source(family, name, layer, stored)
-        names = _stored_names(source, layer, n_experts) if source else []
+        names = stored_names(source, layer, n_experts) if source else []
         missing = [each for each in names if each not in stored]
         if not names or missing:
             is_there_in_part = len(missing) < len(names)
@@ -116,17 +117,16 @@ def plan_tensors(
         scales = _find_scales(source, names, stored)
         if source.scales:
             used.add(_scales_name(source, names))
-        order = _rotated_order(metadata, prefix) if rule.rotated and halves_to_neighbours else None
         conversion = _plan(
             source,
             found,
             scales,
             sizes[layer],
-            order,
+            rotated if rule.rotated else None,
             is_of_vectors=rule.is_vectors,
         )
         if source.factors:
-            row_factors = _expand_factors(described.factors[source.factors], sizes[layer])
+            row_factors = expand_factors(described.factors[source.factors], sizes[layer])
             conversion = replace(conversion, factors=row_factors)
         n_matrices = len(found) * conversion.n_matrices
         out = _out_shape(conversion, rule, sizes[layer], n_matrices)
@@ -154,15 +154,21 @@ def _named_as_expected(
 
     Of a model of ``n_layers`` one behind the last may guess tokens ahead.
     """
-    stored = {}
+    return {
+        known: tensor
+        for file in files
+        for name, tensor in file.tensors.items()
+        if (known := text_name(family, name, n_layers)) is not None
+    }
+
+
+def text_name(family: TransformersFamily, name: str, n_layers: int) -> str | None:
+    """A name of a checkpoint of ``n_layers`` as its family has it; None: texts do without it."""
     drafting = f"model.layers.{n_layers}." if family.has_drafting_layers else None
-    for file in files:
-        for name, tensor in file.tensors.items():
-            if name.startswith(family.left_out) or (drafting and name.startswith(drafting)):
-                continue
-            prefix = next((each for each in family.prefixes if name.startswith(each)), "")
-            stored[family.prefixes.get(prefix, "") + name[len(prefix) :]] = tensor
-    return stored
+    if name.startswith(family.left_out) or (drafting and name.startswith(drafting)):
+        return None
+    prefix = next((each for each in family.prefixes if name.startswith(each)), "")
+    return family.prefixes.get(prefix, "") + name[len(prefix) :]
 
 
 def _matrix_names(family: TransformersFamily, name: str, usual: str) -> set[str]:
@@ -212,23 +218,28 @@ def _find_source(
     family: TransformersFamily, name: str, layer: int, stored: Mapping[str, StoredTensor]
 ) -> Source | None:
     """What a tensor is made of; of several the one that is there. None: the family has none."""
+    choices = sources_of(family, name, layer)
+    there = (each for each in choices if stored_names(each, layer, 1)[0] in stored)
+    return next(there, choices[0] if choices else None)
+
+
+def sources_of(family: TransformersFamily, name: str, layer: int) -> list[Source]:
+    """What a tensor may be made of, one of which a checkpoint has; nothing: the family has none."""
     key = name.replace(f"blk.{layer}.", "blk.{layer}.", 1)
     stem, _, suffix = key.rpartition(".")
     entry = family.tensors.get(key, family.tensors.get(stem))
     if entry is None:
-        return None
+        return []
     is_shifted = family.adds_one and suffix == "weight" and "norm" in stem
-    choices = [
+    return [
         Source(name=f"{each}.{suffix}", change="add_one" if is_shifted else "none")
         if isinstance(each, str)
         else each
         for each in (entry if isinstance(entry, tuple) else (entry,))
     ]
-    there = (each for each in choices if _stored_names(each, layer, 1)[0] in stored)
-    return next(there, choices[0])
 
 
-def _stored_names(source: Source, layer: int, n_experts: int) -> list[str]:
+def stored_names(source: Source, layer: int, n_experts: int) -> list[str]:
     """Of one tensor, in the order of its parts."""
     experts = range(n_experts) if "{expert}" in source.name else range(1)
     return [source.name.format(layer=layer, expert=expert) for expert in experts]
@@ -283,19 +294,10 @@ def _plan(
     n_cols = dims[-1] if len(dims) > 1 else 1
     if not 1 <= len(dims) <= 3:
         raise FormatError(f"tensor {quote(first.name)} has {len(dims)} dimensions")
-    if source.stacked:
-        n_matrices = sizes[source.stacked]
-        if len(dims) != 2 or n_rows % n_matrices:
-            raise FormatError(
-                f"tensor {quote(first.name)} of shape {list(first.shape)} holds no {n_matrices} "
-                "equal matrices; the file is damaged"
-            )
-        n_rows //= n_matrices
     try:
-        rows = (rotated or source.rows or _all)(n_rows, sizes)
-        columns = (source.columns or _all)(n_cols, sizes)
-        if any(order and max(order) >= n for order, n in ((rows, n_rows), (columns, n_cols))):
-            raise ValueError(f"{n_rows} x {n_cols} are fewer than the settings make them")
+        n_in_one, rows, columns = arrange(source, rotated, (n_rows, n_cols), sizes)
+        if source.stacked and len(dims) != 2:
+            raise ValueError("a stack of matrices lies in one of two dimensions")
     except ValueError as error:
         raise FormatError(
             f"tensor {quote(first.name)} has shape {list(first.shape)}: {error}; the file is "
@@ -304,15 +306,35 @@ def _plan(
     return Conversion(
         tuple(found),
         source,
-        n_matrices,
-        (n_rows, n_cols),
+        n_matrices * n_in_one,
+        (n_rows // n_in_one, n_cols),
         rows or None,
         columns or None,
         scales,
     )
 
 
-def _expand_factors(factors: Factors, sizes: Mapping[str, int]) -> tuple[float, ...]:
+def arrange(
+    source: Source, rotated: Order | None, shape: tuple[int, int], sizes: Mapping[str, int]
+) -> tuple[int, Sequence[int], Sequence[int]]:
+    """How many matrices lie below each other in one of ``shape`` rows and columns.
+
+    And the rows and columns of each that are taken, in their order; empty for all. Raises
+    ValueError for a shape that cannot be.
+    """
+    n_rows, n_cols = shape
+    n_matrices = sizes[source.stacked] if source.stacked else 1
+    if n_rows % n_matrices:
+        raise ValueError(f"it holds no {n_matrices} equal matrices")
+    n_rows //= n_matrices
+    rows = (rotated or source.rows or _all)(n_rows, sizes)
+    columns = (source.columns or _all)(n_cols, sizes)
+    if any(order and max(order) >= n for order, n in ((rows, n_rows), (columns, n_cols))):
+        raise ValueError(f"{n_rows} x {n_cols} are fewer than the settings make them")
+    return n_matrices, rows, columns
+
+
+def expand_factors(factors: Factors, sizes: Mapping[str, int]) -> tuple[float, ...]:
     """One for each row, or one for all."""
     return tuple(factor for name, factor in factors for _ in range(sizes[name] if name else 1))
 
@@ -356,10 +378,13 @@ def _info(name: str, kind: str, shape: tuple[int, ...]) -> TensorInfo:
     return TensorInfo(name, kind, shape, stored_bytes(kind, math.prod(shape)), 0)
 
 
-def _rotated_order(metadata: Metadata, prefix: str) -> Order:
-    """The stored row of each row of Q or K, where halves become neighbours."""
-    head_dim = metadata.get_int(f"{prefix}.attention.key_length", maximum=2**13)
-    rotary_dim = metadata.get_int(f"{prefix}.rope.dimension_count", maximum=head_dim)
+def rotated_order(
+    spec: ArchitectureSpec, family: TransformersFamily, shape: Hyperparameters
+) -> Order | None:
+    """The stored row of each row of Q or K where halves become neighbours; None: nothing does."""
+    if spec.qk_row_order != "interleaved" or not family.has_half_split_rows:
+        return None
+    head_dim, rotary_dim = shape.head_dim, shape.rotary_dim
 
     def order(n_rows: int, sizes: Mapping[str, int]) -> Sequence[int]:
         if n_rows % head_dim or rotary_dim % 2:

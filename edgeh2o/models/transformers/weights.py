@@ -40,13 +40,18 @@ class ConvertedFolder:
         self,
         path: Path,
         files: Sequence[SafetensorsFile],
-        metadata: Metadata,
+        described: DescribedFolder,
         tensors: dict[str, TensorInfo],
         conversions: Mapping[str, Conversion],
     ) -> None:
-        self.path, self.metadata, self.tensors = path, metadata, tensors
+        self.path, self.described, self.tensors = path, described, tensors
         self._files, self._conversions = list(files), conversions
         self._owners = {name: file for file in files for name in file.tensors}
+
+    @property
+    def metadata(self) -> Metadata:
+        """That of the GGUF file that the folder could be."""
+        return self.described.metadata
 
     def tensor_bytes(self, info: TensorInfo) -> memoryview:
         """The tensor as its type has it.
@@ -135,7 +140,7 @@ class ConvertedFolder:
     def duplicate(self) -> ConvertedFolder:
         """The same model, with descriptors of its own."""
         files = [file.duplicate() for file in self._files]
-        return ConvertedFolder(self.path, files, self.metadata, self.tensors, self._conversions)
+        return ConvertedFolder(self.path, files, self.described, self.tensors, self._conversions)
 
     def close(self) -> None:
         """Closes the files; may be called again."""
@@ -165,7 +170,7 @@ def open_transformers(path: Path, target: str) -> ConvertedFolder:
         except FormatError as error:
             raise name_path(path, error) from None
         opened.pop_all()
-        return ConvertedFolder(path, files, described.metadata, infos, conversions)
+        return ConvertedFolder(path, files, described, infos, conversions)
 
 
 def _with_numbers(described: DescribedFolder, files: Sequence[SafetensorsFile]) -> Metadata:
