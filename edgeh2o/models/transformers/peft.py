@@ -28,6 +28,8 @@ WEIGHTS_NAME, PICKLE_NAME = "adapter_model.safetensors", "adapter_model.bin"
 # Raw state dicts have the name of the adapter too.
 _PREFIX = "base_model.model."
 _HALF = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])(?:\.default)?\.weight")
+# What the update of an output matrix was trained beside: PEFT saves it too, as the model has it.
+_FROZEN = re.compile(r"(?P<module>.+)\.base_layer\.(?:weight|bias)")
 # What else may be in a file, and what it is.
 _OTHERS: Mapping[str, str] = {
     ".lora_embedding_": "an update of an embedding",
@@ -162,19 +164,28 @@ def _check_files(path: Path, folder: Path, weights: Path) -> None:
 
 def _read_modules(tensors: Mapping[str, StoredTensor], config: PeftConfig) -> dict[str, PeftModule]:
     halves: dict[str, dict[str, StoredTensor]] = {}
+    frozen: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():
         match = _HALF.fullmatch(name.removeprefix(_PREFIX))
+        if match is None and _FROZEN.fullmatch(name):
+            frozen[name.removeprefix(_PREFIX)] = tensor
+            continue
         if match is None or match["module"].endswith(".base_layer"):
-            raise FormatError(_refusal(name, match is not None))
+            raise FormatError(_refusal(name, is_of_parameter=match is not None))
         if match["half"] in halves.setdefault(match["module"], {}):
             raise FormatError(f"tensor {quote(name)} is there twice; save one adapter alone")
         halves[match["module"]][match["half"]] = tensor
     if not halves:
         raise FormatError("it has no tensors; fetch the file again")
-    return {name: _make_module(name, half, config) for name, half in halves.items()}
+    modules = {name: _make_module(name, half, config) for name, half in halves.items()}
+    for name, tensor in frozen.items():
+        module = modules.get(name.rpartition(".base_layer.")[0])
+        if module is None or tensor.shape not in (module.shape, module.shape[:1]):
+            raise FormatError(_refusal(tensor.name, is_of_parameter=False))
+    return modules
 
 
-def _refusal(name: str, is_of_parameter: bool) -> str:
+def _refusal(name: str, *, is_of_parameter: bool) -> str:
     kinds = (kind for part, kind in _OTHERS.items() if part in name)
     what = next(kinds, "a whole tensor of the model (modules_to_save, save_embedding_layers)")
     if is_of_parameter:
