@@ -31,23 +31,43 @@ from .conversions import (
 from .families import FAMILIES
 from .family import TransformersFamily
 from .peft import PeftFolder, PeftModule
-from .sources import Factors, Order, Source
+from .sources import Factors, Order, Source, first_half, second_half
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 
+# The parameter that holds matrices of all experts of a layer, and which of its rows are theirs.
+_JOINED: Mapping[str, tuple[str, Order | None]] = {
+    **dict.fromkeys(("gate_proj", "w1"), ("gate_up_proj", first_half)),
+    **dict.fromkeys(("up_proj", "w3"), ("gate_up_proj", second_half)),
+    **dict.fromkeys(("down_proj", "w2"), ("down_proj", None)),
+}
+# Of Granite, whose checkpoints have a module for each.
+_RENAMED = {"input_linear": "gate_up_proj", "output_linear": "down_proj"}
+
+
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """A tensor, or the ``matrix`` of a stack, that a module changes; see ``TensorRule``."""
+    """A tensor, or the ``matrix`` of a stack, that a module changes; see ``TensorRule``.
+
+    ``key`` is what patterns of the settings are for. The module has updates of ``n_matrices``, of
+    which that of the same number is meant.
+    """
 
     tensor: str
     matrix: int
     module: PeftModule
+    key: str
     source: Source
     rule: TensorRule
     layer: int
+    n_matrices: int = 1
+
+    @property
+    def rank(self) -> int:
+        return self.module.rank // self.n_matrices
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +90,11 @@ class _Arranged:
 
     ``first_row`` and ``n_rows`` are of the matrix that is meant, of several below each other.
     ``rows`` are counted from there; empty sequences stand for all. ``factors`` are one per row, one
-    for all, or none.
+    for all, or none; ``factor`` is what the product counts.
     """
 
-    module: PeftModule
+    use: _Use
+    factor: float
     first_row: int
     n_rows: int
     rows: Sequence[int]
@@ -107,7 +128,7 @@ class ConvertedAdapter:
         found = self._matrices.get(name, {}).get(matrix)
         if found is None:
             return None
-        module = found.module
+        rank = found.use.rank
 
         def down() -> NDArray[np.float32]:
             return self._down(found)
@@ -116,19 +137,24 @@ class ConvertedAdapter:
             return self._up(found)
 
         if not found.is_transposed:
-            return LowRankPart(module.rank, module.factor, down, up)
-        return LowRankPart(module.rank, module.factor, lambda: up().T, lambda: down().T)
+            return LowRankPart(rank, found.factor, down, up)
+        return LowRankPart(rank, found.factor, lambda: up().T, lambda: down().T)
 
     def _down(self, found: _Arranged) -> NDArray[np.float32]:
         import numpy as np
 
-        values = self._folder.read(found.module.a)
+        use = found.use
+        first = use.matrix * use.rank if use.n_matrices > 1 else 0
+        values = self._folder.read(use.module.a)[first:][: use.rank]
         return values[:, np.asarray(found.columns)] if found.columns else values
 
     def _up(self, found: _Arranged) -> NDArray[np.float32]:
         import numpy as np
 
-        values = self._folder.read(found.module.b)[found.first_row :][: found.n_rows]
+        use = found.use
+        values = self._folder.read(use.module.b)[found.first_row :][: found.n_rows]
+        if use.n_matrices > 1:
+            values = values[:, use.matrix :: use.n_matrices]
         if found.rows:
             values = values[np.asarray(found.rows)]
         if found.factors:
@@ -159,7 +185,9 @@ def open_adapter(
         return ConvertedAdapter(folder, _convert(folder, metadata, tensors, family, factors))
     except FormatError as error:
         folder.close()
-        trained_on = f" (trained on {quote(folder.base_model)})" if folder.base_model else ""
+        trained_on = (
+            f" (trained on {quote(folder.config.base_model)})" if folder.config.base_model else ""
+        )
         raise FormatError(f"{path}{trained_on}: {error}") from None
     except BaseException:
         folder.close()
@@ -194,7 +222,8 @@ def _convert(
     matrices: dict[str, dict[int, _Arranged]] = {}
     for use in best.uses:
         sizes = shape.sizes(shape.layers[use.layer])
-        arranged = _arrange(use, tensors[use.tensor], rotated, sizes, factors)
+        factor = folder.config.factor(use.key, use.rank)
+        arranged = _arrange(use, factor, tensors[use.tensor], rotated, sizes, factors)
         for number, each in enumerate(arranged, start=use.matrix):
             matrices.setdefault(use.tensor, {})[number] = each
     return matrices
@@ -214,18 +243,57 @@ def _find_uses(
         if (name := text_name(family, each, len(shape.layers))) is not None
     }
     uses: list[_Use] = []
-    n_experts = max(shape.feed_forward.n_experts, 1)
+    n_experts = shape.feed_forward.n_experts
     for tensor, (rule, layer) in expand_rules(spec.rules(shape), shape.layers).items():
         for source in sources_of(family, tensor, layer):
-            for expert, name in enumerate(stored_names(source, layer, n_experts)):
-                stem, _, suffix = name.rpartition(".")
-                if suffix == "weight" and stem in modules:
-                    uses.append(_Use(tensor, expert, modules[stem], source, rule, layer))
+            for expert, name in enumerate(stored_names(source, layer, n_experts or 1)):
+                module = modules.get(name.removesuffix(".weight"))
+                if module is not None and name.endswith(".weight"):
+                    use = _Use(tensor, expert, module, module.name, source, rule, layer)
+                    uses.append(use)
+            if n_experts and len(rule.shape) == 3 and tensor in tensors:
+                uses += _find_parameters(source, modules, tensors[tensor], rule, layer)
     there = [use for use in uses if use.tensor in tensors]
     used = {use.module.name for use in there}
     tied = {use.module.name for use in uses if use.tensor == OUTPUT_TENSOR} - used
     unknown = [module for module in modules.values() if module.name not in used]
     return _Found(family, there, unknown, tied)
+
+
+def _find_parameters(
+    source: Source,
+    modules: Mapping[str, PeftModule],
+    info: TensorInfo,
+    rule: TensorRule,
+    layer: int,
+) -> Iterator[_Use]:
+    """The stack of experts of ``info`` as a part of a parameter, in which one has all of a layer.
+
+    Transformers 5 makes such of those of each expert.
+    """
+    if source.scales:  # the same matrix, as blocks
+        return
+    stem, is_of_experts, matrix = source.name.format(layer=layer, expert="*").partition(".*.")
+    if is_of_experts:
+        parameter, rows = _JOINED[matrix.removesuffix(".weight")]
+        places = [(stem, parameter)]
+    else:
+        stem, _, parameter = stem.rpartition(".")
+        rows = source.columns if source.is_transposed else source.rows
+        outer, _, linear = stem.rpartition(".")
+        places = [(stem, parameter)]
+        if linear in _RENAMED:
+            places.append((f"{outer}.experts", _RENAMED[linear]))
+    n_cols, n_rows, n_experts = info.shape
+    whole = (n_rows if rows is None else 2 * n_rows, n_cols)
+    for name, parameter in places:
+        for module in (modules.get(name), modules.get(f"{name}.base_layer")):
+            # Names do not say of which parameter it is, but shapes do.
+            if module and module.shape == whole and module.rank % n_experts == 0:
+                key = f"{module.name.replace('.base_layer', '')}.{parameter}"
+                part = Source(name=key, rows=rows)
+                for expert in range(n_experts):
+                    yield _Use(info.name, expert, module, key, part, rule, layer, n_experts)
 
 
 def _unknown_message(found: _Found) -> str:
@@ -239,6 +307,7 @@ def _unknown_message(found: _Found) -> str:
 
 def _arrange(
     use: _Use,
+    factor: float,
     info: TensorInfo,
     rotated: Order | None,
     sizes: Mapping[str, int],
@@ -275,5 +344,5 @@ def _arrange(
     n_rows //= n_matrices
     for number in range(n_matrices):
         yield _Arranged(
-            module, number * n_rows, n_rows, rows, columns, row_factors, source.is_transposed
+            use, factor, number * n_rows, n_rows, rows, columns, row_factors, source.is_transposed
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,30 +45,32 @@ _OTHERS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class PeftModule:
-    """A linear layer that counts ``factor`` times B A more.
+    """The update of a linear layer, or of a parameter that holds one matrix or several.
 
-    ``a`` is [rank, inputs] and ``b`` [outputs, rank], however its matrix is stored.
+    ``a`` is [rank, inputs] and ``b`` [outputs, rank], however the matrix is stored. Of n matrices
+    both have n times the rank: ``a`` matrix after matrix, ``b`` with all in turns.
     """
 
     name: str
     a: StoredTensor
     b: StoredTensor
-    factor: float
 
     @property
     def rank(self) -> int:
+        """Of all matrices together."""
         return self.a.shape[0]
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns of B A."""
+        """Rows and columns of each matrix."""
         return self.b.shape[0], self.a.shape[1]
 
 
 class PeftFolder:
     """An open folder, or the file of its tensors. A context manager.
 
-    ``modules`` are by their names in the model that was trained. Raises FormatError for what is
+    ``modules`` are by their names in the model that was trained; where several parameters of one
+    have an update, all but the last have ``.base_layer`` behind it. Raises FormatError for what is
     malformed or not understood, ResourceError for what cannot be read.
     """
 
@@ -76,13 +79,14 @@ class PeftFolder:
         folder, weights = (path, path / WEIGHTS_NAME) if path.is_dir() else (path.parent, path)
         _check_files(path, folder, weights)
         try:
-            config = PeftConfig(read_json(folder / ADAPTER_CONFIG))
+            settings = read_json(folder / ADAPTER_CONFIG)
+            self.config = PeftConfig(settings)
         except FormatError as error:
             raise _named(folder, error) from None
-        self.base_model = config.base_model
+        self._settings = settings
         self._file: SafetensorsFile = open_safetensors(weights)
         try:
-            self.modules = _read_modules(self._file.tensors, config)
+            self.modules = _read_modules(self._file.tensors)
         except FormatError as error:
             self._file.close()
             raise _named(path, error) from None
@@ -94,13 +98,16 @@ class PeftFolder:
 
     @property
     def fingerprint(self) -> str:
-        """Of names, types, shapes, factors and ends of the tensors. Raises as ``OpenFile.read``."""
+        """Of the settings, and of names, types, shapes and ends of the tensors.
+
+        Raises as ``OpenFile.read``.
+        """
         tensors = [
             TensorInfo(each.name, each.dtype, each.shape, each.n_bytes, each.offset)
             for each in self._file.tensors.values()
         ]
-        factors = [f"{module.name!a}={module.factor!r}" for module in self.modules.values()]
-        return fingerprint_tensors(self, tensors, *(factor.encode() for factor in factors))
+        settings = json.dumps(self._settings, sort_keys=True)
+        return fingerprint_tensors(self, tensors, settings.encode())
 
     def tensor_ends(self, info: TensorInfo, n_bytes: int) -> tuple[memoryview, memoryview]:
         """The first and the last bytes of a tensor, ``n_bytes`` or fewer."""
@@ -162,7 +169,7 @@ def _check_files(path: Path, folder: Path, weights: Path) -> None:
         )
 
 
-def _read_modules(tensors: Mapping[str, StoredTensor], config: PeftConfig) -> dict[str, PeftModule]:
+def _read_modules(tensors: Mapping[str, StoredTensor]) -> dict[str, PeftModule]:
     halves: dict[str, dict[str, StoredTensor]] = {}
     frozen: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():
@@ -170,30 +177,28 @@ def _read_modules(tensors: Mapping[str, StoredTensor], config: PeftConfig) -> di
         if match is None and _FROZEN.fullmatch(name):
             frozen[name.removeprefix(_PREFIX)] = tensor
             continue
-        if match is None or match["module"].endswith(".base_layer"):
-            raise FormatError(_refusal(name, is_of_parameter=match is not None))
+        if match is None:
+            raise FormatError(_refusal(name))
         if match["half"] in halves.setdefault(match["module"], {}):
             raise FormatError(f"tensor {quote(name)} is there twice; save one adapter alone")
         halves[match["module"]][match["half"]] = tensor
     if not halves:
         raise FormatError("it has no tensors; fetch the file again")
-    modules = {name: _make_module(name, half, config) for name, half in halves.items()}
+    modules = {name: _make_module(name, half) for name, half in halves.items()}
     for name, tensor in frozen.items():
         module = modules.get(name.rpartition(".base_layer.")[0])
         if module is None or tensor.shape not in (module.shape, module.shape[:1]):
-            raise FormatError(_refusal(tensor.name, is_of_parameter=False))
+            raise FormatError(_refusal(tensor.name))
     return modules
 
 
-def _refusal(name: str, *, is_of_parameter: bool) -> str:
+def _refusal(name: str) -> str:
     kinds = (kind for part, kind in _OTHERS.items() if part in name)
     what = next(kinds, "a whole tensor of the model (modules_to_save, save_embedding_layers)")
-    if is_of_parameter:
-        what = "an update of a parameter that is no module (target_parameters)"
     return f"tensor {quote(name)} is {what}, which is not supported; {MERGE}"
 
 
-def _make_module(name: str, half: Mapping[str, StoredTensor], config: PeftConfig) -> PeftModule:
+def _make_module(name: str, half: Mapping[str, StoredTensor]) -> PeftModule:
     for letter in "AB":
         if letter not in half:
             raise FormatError(
@@ -214,4 +219,4 @@ def _make_module(name: str, half: Mapping[str, StoredTensor], config: PeftConfig
             f"{list(b.shape)} are no low-rank update of a linear layer, which is all that is "
             f"supported; {MERGE}"
         )
-    return PeftModule(name, a, b, config.factor(name, a.shape[0]))
+    return PeftModule(name, a, b)

@@ -45,10 +45,9 @@ _REFUSED: Mapping[str, str] = {
     "layer_replication": "a model whose layers are repeated",
     "trainable_token_indices": "new rows of single tokens",
     "lora_bias": "biases of updates",
-    "target_parameters": "an update of parameters that are no modules (target_parameters)",
 }
 _READ = ("peft_type", "init_lora_weights", "r", "lora_alpha", "use_rslora")
-_KNOWN = {*_READ, "rank_pattern", "alpha_pattern", *_IGNORED, *_REFUSED}
+_KNOWN = {*_READ, "rank_pattern", "alpha_pattern", "target_parameters", *_IGNORED, *_REFUSED}
 _MAX_PATTERN, _MAX_PATTERNS = 256, 2**14
 # Patterns are untrusted. A repeated part may be tried at about so many lengths, and this is how
 # many ways to match all patterns of a file may have together.
@@ -81,6 +80,12 @@ class PeftConfig:
         self._is_root = bool(settings.flag("use_rslora"))
         self._ranks = _Patterns(settings, "rank_pattern")
         self._alphas = _Patterns(settings, "alpha_pattern")
+        parameters = settings.take("target_parameters") or []
+        if not isinstance(parameters, list) or not all(
+            isinstance(each, str) for each in parameters
+        ):
+            raise FormatError(f"{settings.label('target_parameters')} must be a list of names")
+        self._parameters = tuple(f".{each}" for each in parameters)
         base = settings.take("base_model_name_or_path")
         self.base_model = base if isinstance(base, str) else ""
         for key, value in values.items():
@@ -93,9 +98,11 @@ class PeftConfig:
     def factor(self, module: str, rank: int) -> float:
         """What B A of a module counts: alpha over the rank, or over its root (rsLoRA).
 
-        Kalajdzievski 2023 has the latter. ``rank`` is that of its tensors. Raises FormatError for
-        another one than the settings say.
+        Kalajdzievski 2023 has the latter. ``module`` may be a parameter of one, ``rank`` is that of
+        its tensors. Raises FormatError for another one than the settings say.
         """
+        if f".{module}.weight".endswith(self._parameters):
+            module = f"{module}.weight"  # which the patterns are for then
         expected = self._ranks.find(module, self._rank)
         if rank != expected:
             raise FormatError(
