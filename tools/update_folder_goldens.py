@@ -46,7 +46,7 @@ def record(case: str) -> None:
         saved, folder = Path(scratch) / "saved", Path(scratch) / "folder"
         make.from_config(config).float().save_pretrained(saved)
         settings = json.loads((saved / "config.json").read_text())
-        shapes = _read_shapes(saved / "model.safetensors")
+        shapes = read_shapes(saved / "model.safetensors")
         folder.mkdir()
         write_published(folder, settings, shapes)
         model, loading = make.from_pretrained(
@@ -70,7 +70,8 @@ def record(case: str) -> None:
     )
 
 
-def _read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Of a file of safetensors, sorted."""
     from safetensors import safe_open
 
     with safe_open(path, framework="np") as file:

@@ -99,7 +99,7 @@ def write_folder(
     tensors: dict[str, NDArray[np.float32]] = {}
     for item in reader.tensors:
         values = dequantize(item.data, item.tensor_type).astype(np.float32)
-        tensors |= _rename(item.name, values, config, metadata["general.architecture"])
+        tensors |= rename_tensor(item.name, values, config, metadata["general.architecture"])
     config["tie_word_embeddings"] = "lm_head.weight" not in tensors
     (folder / "config.json").write_text(json.dumps(config))
     names = sorted(tensors)
@@ -170,9 +170,10 @@ def make_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _rename(
+def rename_tensor(
     name: str, values: NDArray[np.float32], config: Mapping[str, Any], architecture: str
 ) -> dict[str, NDArray[np.float32]]:
+    """A tensor of GGUF, or rows of one, as those of the checkpoint."""
     if name.startswith("rope_f"):
         return {}
     stem, _, suffix = name.rpartition(".")

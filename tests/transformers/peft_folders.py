@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .published import seeded_weights
 from .safetensors_files import write_safetensors
 
 FOLDER = Path(__file__).parent.parent / "golden" / "adapters"
@@ -81,6 +83,47 @@ def write_adapter(
         tensors |= {f"{prefix}{name}.lora_A{suffix}": a, f"{prefix}{name}.lora_B{suffix}": b}
     write_safetensors(folder / "adapter_model.safetensors", tensors, dtype)
     return folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedAdapter:
+    """One that PEFT has saved for the published folder ``base``.
+
+    ``log_probabilities`` are float32 [positions, vocabulary], of its weights by
+    ``write_recorded``.
+    """
+
+    base: str
+    config: Mapping[str, Any]
+    shapes: Mapping[str, tuple[int, ...]]
+    positions: NDArray[np.int32]
+    log_probabilities: NDArray[np.float32]
+
+
+def read_recorded(case: str) -> RecordedAdapter:
+    with np.load(FOLDER / f"{case}.npz") as golden:
+        return RecordedAdapter(
+            base=str(golden["base"]),
+            config=json.loads(str(golden["config"])),
+            shapes={name: tuple(each) for name, each in json.loads(str(golden["shapes"])).items()},
+            positions=golden["positions"],
+            log_probabilities=golden["log_probabilities"],
+        )
+
+
+def write_recorded(
+    folder: Path, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Both files, into an empty folder. Matrices of the model are those of its published folder."""
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    tensors = {}
+    for name, shape in shapes.items():
+        module, is_frozen, half = name.removeprefix(PREFIX).partition(".base_layer.")
+        if is_frozen and not half.startswith("lora_"):
+            tensors[name] = seeded_weights(f"{module}.{half}", shape)
+        else:
+            tensors[name] = seeded(name, shape)
+    write_safetensors(folder / "adapter_model.safetensors", tensors, "F32")
 
 
 def random_modules(shapes: Mapping[str, tuple[int, ...]], rank: int = 5) -> Modules:

@@ -53,11 +53,11 @@ def write_published(
 ) -> None:
     """Writes config.json and one file of safetensors into an empty folder."""
     (folder / "config.json").write_text(json.dumps(config))
-    weights = {name: _weights(name, shape) for name, shape in shapes.items()}
+    weights = {name: seeded_weights(name, shape) for name, shape in shapes.items()}
     write_safetensors(folder / "model.safetensors", weights, "F32")
 
 
-def _weights(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+def seeded_weights(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Vectors are near 1 where they multiply and near 0 where they are added."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     normal = rng.standard_normal(shape)
