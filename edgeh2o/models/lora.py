@@ -58,7 +58,10 @@ class LowRankUpdate:
         return 4 * self.rank * (self.binding.n_rows + self.binding.info.cols)
 
     def matrices(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """A, [rank, cols], and B, [n_rows, rank], which holds all factors. Raises as its parts."""
+        """A, [rank, cols], and B, [n_rows, rank], which holds all factors.
+
+        Raises FormatError for those that are too large, and as its parts.
+        """
         import numpy as np
 
         downs, ups = [], []
@@ -67,7 +70,15 @@ class LowRankUpdate:
             up = part.read_b()[self.first_row :][: self.binding.n_rows]
             if self.binding.row_order is not None:
                 up = up[np.frombuffer(self.binding.row_order, np.int32)]
-            ups.append(up * np.float32(part.factor * scale))
+            factor = part.factor * scale
+            with np.errstate(over="ignore", invalid="ignore"):
+                up = up * np.float32(factor)
+            if not np.isfinite(up).all():
+                raise FormatError(
+                    f"{self.path}: {quote(self.binding.info.name)}: what is added has numbers that "
+                    f"are too large, times {factor:g}; use a smaller scale, or fetch it again"
+                )
+            ups.append(up)
         return np.concatenate(downs), np.concatenate(ups, axis=1)
 
 

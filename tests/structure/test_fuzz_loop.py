@@ -10,7 +10,7 @@ import pytest
 from edgeh2o.errors import FormatError
 from edgeh2o.serving.api_error import ApiError
 from tests.transformers.folders import MODEL_TYPES
-from tools import fuzz_loop, fuzz_requests, fuzz_safetensors, fuzz_tokenizer
+from tools import fuzz_adapters, fuzz_loop, fuzz_requests, fuzz_safetensors, fuzz_tokenizer
 from tools.fuzz_gguf import make_seeds, make_target
 
 
@@ -95,6 +95,14 @@ def test_the_safetensors_target_accepts_its_seeds(tmp_path: Path) -> None:
     target = fuzz_safetensors.make_target(tmp_path)
     seeds = list(fuzz_safetensors.make_seeds())
     assert len(set(seeds)) == len(seeds) == len(MODEL_TYPES)
+    for content in seeds:
+        target(content)
+
+
+def test_the_adapter_target_accepts_its_seeds(tmp_path: Path) -> None:
+    target = fuzz_adapters.make_target(tmp_path)
+    seeds = list(fuzz_adapters.make_seeds())
+    assert len(set(seeds)) == len(seeds) > len(fuzz_adapters.ARCHITECTURES)
     for content in seeds:
         target(content)
 

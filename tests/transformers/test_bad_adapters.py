@@ -168,6 +168,10 @@ TENSORS: dict[str, tuple[dict[str, np.ndarray], str]] = {
         {**GOOD, f"{PREFIXED}.lora_B.weight": np.full((DIM, 5), np.nan, np.float32)},
         "lora_B.weight' has NaN or infinite weights; fetch it again",
     ),
+    "overflow": (
+        {**GOOD, f"{PREFIXED}.lora_B.weight": np.full((DIM, 5), 3e38, np.float32)},
+        r"'blk.0.attn_q.weight': what is added has numbers that are too large, times 2\.4; use a",
+    ),
     "type": (
         {**GOOD, f"{PREFIXED}.lora_A.weight": np.zeros((5, DIM), np.uint8)},
         "lora_A.weight' is of dtype U8; only F32, F16, BF16 can be read",
