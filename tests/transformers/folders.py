@@ -71,6 +71,29 @@ _MORE: Mapping[str, Mapping[str, Any]] = {
     "gemma2": {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"},
     "gemma3_text": {"hidden_activation": "gelu_pytorch_tanh", "rope_local_base_freq": 10000.0},
 }
+# Tiny models of every type of MODEL_TYPES: what they have beside their architecture.
+CASES: dict[str, dict[str, object]] = {
+    "llama": {},
+    "llama_untied": {"architecture": "llama", "tied": False, "biases": True},
+    "smollm3": {"n_layers": 4},
+    "qwen2": {"n_layers": 2},
+    "qwen3": {"tied": False},
+    "qwen2moe": {"n_layers": 2, "shared_ffn_dim": 64},
+    "qwen3moe": {"n_layers": 2},
+    "olmoe": {"n_layers": 2},
+    "olmo2": {"n_layers": 2},
+    "exaone4": {"n_layers": 5, "sliding_window": 32},
+    "exaone4_full": {"architecture": "exaone4", "n_layers": 2},
+    "arcee": {"n_layers": 2},
+    "phi3": {"n_layers": 2, "rotary_dim": 24, "sliding_window": 40},
+    "granite": {"n_layers": 2},
+    "glm4": {"n_layers": 2, "rotary_dim": 16},
+    "ernie4_5": {"n_layers": 2},
+    "seed_oss": {"n_layers": 2},
+    "gemma": {"n_layers": 2},
+    "gemma2": {"n_layers": 2, "sliding_window": 32},
+    "gemma3": {"n_layers": 7, "sliding_window": 32},
+}
 _SCALES = {
     "attention_multiplier": "attention.scale",
     "embedding_multiplier": "embedding_scale",
@@ -79,6 +102,11 @@ _SCALES = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }
+
+
+def options_of(case: str) -> dict[str, object]:
+    """Of ``tiny_model``."""
+    return {"architecture": case, "tensor_type": "F32", **CASES[case]}
 
 
 def write_folder(

@@ -17,36 +17,9 @@ from edgeh2o.models.transformers.families import FAMILIES
 from edgeh2o.models.transformers.weights import open_transformers
 from tests.tiny_models import TinyModelFactory
 
-from .folders import MODEL_TYPES, write_folder
+from .folders import CASES, MODEL_TYPES, options_of, write_folder
 from .published import read_published
 from .published_cases import CASES as PUBLISHED
-
-CASES: dict[str, dict[str, object]] = {
-    "llama": {},
-    "llama_untied": {"architecture": "llama", "tied": False, "biases": True},
-    "smollm3": {"n_layers": 4},
-    "qwen2": {"n_layers": 2},
-    "qwen3": {"tied": False},
-    "qwen2moe": {"n_layers": 2, "shared_ffn_dim": 64},
-    "qwen3moe": {"n_layers": 2},
-    "olmoe": {"n_layers": 2},
-    "olmo2": {"n_layers": 2},
-    "exaone4": {"n_layers": 5, "sliding_window": 32},
-    "exaone4_full": {"architecture": "exaone4", "n_layers": 2},
-    "arcee": {"n_layers": 2},
-    "phi3": {"n_layers": 2, "rotary_dim": 24, "sliding_window": 40},
-    "granite": {"n_layers": 2},
-    "glm4": {"n_layers": 2, "rotary_dim": 16},
-    "ernie4_5": {"n_layers": 2},
-    "seed_oss": {"n_layers": 2},
-    "gemma": {"n_layers": 2},
-    "gemma2": {"n_layers": 2, "sliding_window": 32},
-    "gemma3": {"n_layers": 7, "sliding_window": 32},
-}
-
-
-def options_of(case: str) -> dict[str, object]:
-    return {"architecture": case, "tensor_type": "F32", **CASES[case]}
 
 
 def test_every_family_has_a_case() -> None:

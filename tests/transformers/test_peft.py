@@ -26,7 +26,7 @@ from tests.models.lora_files import ALPHA, RANK, random_pairs
 from tests.models.lora_files import write_adapter as write_gguf_adapter
 from tests.tiny_models import TinyModelFactory
 
-from .folders import make_config, rename_tensor, write_folder
+from .folders import CASES, make_config, options_of, rename_tensor, write_folder
 from .peft_folders import (
     CONFIG,
     FOLDER,
@@ -41,7 +41,6 @@ from .peft_folders import (
 from .published import read_published
 from .published_cases import log_probabilities, write_case
 from .safetensors_files import read_safetensors, write_safetensors
-from .test_folders import CASES, options_of
 
 RECORDED = sorted(path.stem for path in FOLDER.glob("*.npz"))
 TOKENS = np.random.default_rng(3).integers(3, 90, 96).astype(np.int32)
