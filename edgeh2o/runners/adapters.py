@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..formats.lora_file import LoraFile
+from ..formats.safetensors import SUFFIX
 from ..models.lora import add_updates, bind_updates
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Adapters:
 
 def _open(path: Path, model: ModelTensors) -> LoraFile | ConvertedAdapter:
     """By what it is: a folder of PEFT or its tensors, else a GGUF file."""
-    if path.is_dir() or path.suffix == ".safetensors":
+    if path.is_dir() or path.suffix == SUFFIX:
         from ..models.transformers.adapters import open_adapter
         from ..models.transformers.weights import ConvertedFolder
 

@@ -185,9 +185,8 @@ def open_adapter(
         return ConvertedAdapter(folder, _convert(folder, metadata, tensors, family, factors))
     except FormatError as error:
         folder.close()
-        trained_on = (
-            f" (trained on {quote(folder.config.base_model)})" if folder.config.base_model else ""
-        )
+        base = folder.config.base_model
+        trained_on = f" (trained on {quote(base)})" if base else ""
         raise FormatError(f"{path}{trained_on}: {error}") from None
     except BaseException:
         folder.close()
@@ -215,7 +214,7 @@ def _convert(
     ]
     best = min(found, key=lambda each: len(each.unknown))
     if best.unknown:
-        raise FormatError(_unknown_message(best))
+        raise FormatError(_unknown_message(best, is_folder=family is not None))
     if not best.uses:
         raise FormatError("it changes nothing that a text is computed with")
     rotated = rotated_order(spec, best.family, shape)
@@ -275,7 +274,9 @@ def _find_parameters(
         return
     stem, is_of_experts, matrix = source.name.format(layer=layer, expert="*").partition(".*.")
     if is_of_experts:
-        parameter, rows = _JOINED[matrix.removesuffix(".weight")]
+        if (joined := _JOINED.get(matrix.removesuffix(".weight"))) is None:
+            return
+        parameter, rows = joined
         places = [(stem, parameter)]
     else:
         stem, _, parameter = stem.rpartition(".")
@@ -296,13 +297,19 @@ def _find_parameters(
                     yield _Use(info.name, expert, module, key, part, rule, layer, n_experts)
 
 
-def _unknown_message(found: _Found) -> str:
+def _unknown_message(found: _Found, *, is_folder: bool) -> str:
     if found.tied:
         name = quote(min(found.tied))
         return f"module {name} is the embedding in this model, which takes no update; {MERGE}"
     names = [quote(module.name) for module in found.unknown]
     shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
-    return f"the model has no matrix of module {shown}; the adapter is for another model"
+    message = f"the model has no matrix of module {shown}; the adapter is for another model"
+    if not is_folder:
+        message += (
+            ", or its names are not known here: then make a GGUF file of it by "
+            "convert_lora_to_gguf.py of llama.cpp"
+        )
+    return message
 
 
 def _arrange(

@@ -16,7 +16,7 @@ from ...formats.gguf_header import TensorInfo
 from ...formats.lora_file import read_floats
 from ...formats.metadata import quote
 from ...formats.model_folder import ADAPTER_CONFIG, read_json
-from ...formats.safetensors import SUFFIX, SafetensorsFile, StoredTensor, open_safetensors
+from ...formats.safetensors import SafetensorsFile, StoredTensor, open_safetensors
 from ..lora import MERGE
 from .conversions import WEIGHT_TYPES
 from .peft_config import PeftConfig
@@ -137,11 +137,6 @@ class PeftFolder:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def is_peft(path: Path) -> bool:
-    """Whether a path can only be meant as such a folder, or as the tensors of one."""
-    return path.suffix == SUFFIX or path.is_dir()
 
 
 def _named(path: Path, error: FormatError) -> FormatError:
