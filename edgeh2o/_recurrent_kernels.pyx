@@ -32,6 +32,18 @@ cdef extern from "kernels/ssd.h" namespace "edgeh2o" nogil:
         float* state
         float* out
 
+cdef extern from "kernels/selective_scan.h" namespace "edgeh2o" nogil:
+    cdef struct ScanSlice:
+        size_t n_tokens, state_dim, x_stride, step_stride, bc_stride, out_stride
+        const float* x
+        const float* steps
+        const float* b
+        const float* c
+        const float* a
+        const float* skips
+        float* state
+        float* out
+
 cdef extern from "sequence/attention_state.h" namespace "edgeh2o" nogil:
     cdef enum class CacheType(uint8_t):
         pass
@@ -57,6 +69,7 @@ cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
         void (*delta_net_f32)(const DeltaSlice&) noexcept
         void (*delta_net_chunks_f32)(const DeltaSlice&, size_t, float*) noexcept
         void (*ssd_f32)(const SsdSlice&) noexcept
+        void (*selective_scan_f32)(const ScanSlice&) noexcept
         void (*multiply_f32)(float*, const float*, const float*, size_t) noexcept
         void (*convolve_f32)(float*, const float* const*, const float*, size_t, size_t, size_t) noexcept
     const KernelTable& find_kernel_table(const string&) except +
@@ -236,6 +249,38 @@ def ssd(str isa, const float[:, ::1] rows, const float[::1] decays, const float[
     piece.skip, piece.state = skip, &after[0, 0]
     piece.out, piece.out_stride = &out[0, 0], 16
     table_of(isa).ssd_f32(piece)
+    return np.asarray(out), np.asarray(after)
+
+
+def selective_scan(str isa, const float[:, ::1] x, const float[:, ::1] steps, const float[:, ::1] bc,
+                   const float[:, ::1] a, const float[::1] skips, const float[:, ::1] state):
+    """Outputs [n, 16] of n tokens, and the state [state_dim, 16] after them; all float32.
+
+    x and steps are [n, 16], bc is [n, 2 * state_dim]: what writes to the state and what reads it; a is
+    [state_dim, 16], skips [16] or None.
+    """
+    cdef size_t n = x.shape[0], state_dim = state.shape[0]
+    if state.shape[1] != 16 or state_dim % 16 or state_dim == 0:
+        raise ValueError("the state must be [state_dim, 16], state_dim a multiple of 16")
+    if a.shape[0] != state.shape[0] or a.shape[1] != 16 or (skips is not None and skips.shape[0] != 16):
+        raise ValueError("a must be as the state is, and skips [16]")
+    if x.shape[1] != 16 or steps.shape[1] != 16 or steps.shape[0] != x.shape[0]:
+        raise ValueError("x and steps must be [n, 16]")
+    if bc.shape[0] != x.shape[0] or <size_t>bc.shape[1] != 2 * state_dim:
+        raise ValueError("bc must be [n, 2 * state_dim]")
+    cdef float[:, ::1] out = np.empty((n, 16), np.float32)
+    cdef float[:, ::1] after = np.array(state)
+    cdef const float* direct = NULL
+    if skips is not None:
+        direct = &skips[0]
+    cdef ScanSlice piece
+    piece.n_tokens, piece.state_dim = n, state_dim
+    piece.x, piece.steps, piece.b = &x[0, 0], &steps[0, 0], &bc[0, 0]
+    piece.c = piece.b + state_dim
+    piece.x_stride, piece.step_stride, piece.bc_stride = 16, 16, 2 * state_dim
+    piece.a, piece.skips = &a[0, 0], direct
+    piece.state, piece.out, piece.out_stride = &after[0, 0], &out[0, 0], 16
+    table_of(isa).selective_scan_f32(piece)
     return np.asarray(out), np.asarray(after)
 
 

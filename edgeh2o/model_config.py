@@ -106,7 +106,9 @@ class LayerConfig:
     they are grouped, else those that are so many heads apart. "mamba2" has a convolution and
     ``n_ssd_heads`` heads of ``ssd_head_dim`` values, each with a state of ``ssd_state_dim`` rows;
     what writes to it and reads it is that of one of ``n_ssd_groups``; "attention_mamba2" has
-    attention beside it. A layer whose mixer is "none" has a feed-forward network only, and one with
+    attention beside it. "mamba1" has a convolution and ``n_scan_channels`` channels, each with
+    ``scan_state_dim`` states, whose steps are made of ``scan_step_rank`` numbers. A layer whose
+    mixer is "none" has a feed-forward network only, and one with
     an ``ffn_dim`` of 0 has none. In a mixture of experts a layer ``is_dense`` has one feed-forward
     network. ``xielu`` is of the activation of that name. Of a gate what lies ``gate_cutoff``
     standard deviations above its mean goes into the activation; None: all of it. With a
@@ -135,6 +137,9 @@ class LayerConfig:
     ssd_head_dim: int = 0
     n_ssd_groups: int = 0
     ssd_state_dim: int = 0
+    n_scan_channels: int = 0
+    scan_state_dim: int = 0
+    scan_step_rank: int = 0
     is_dense: bool = False
     xielu: Xielu = Xielu()
     gate_cutoff: float | None = None

@@ -33,6 +33,8 @@ class Family:
         mamba2: layers have Mamba-2: "other" than those with KV heads, by default every other one;
             "beside" attention; or "single", by turns with attention and feed-forward networks
             without a gate, of which a layer has one.
+        has_mamba1: layers without KV heads, by default every other one, have Mamba-1.
+        goes_by_turns: every other layer has experts, the second first, as no key says.
         is_ungated: the feed-forward network has no gate, but the square of ReLU.
         has_layer_norm, has_norm_biases: norms are LayerNorm; norms of either kind have biases.
         has_norm_weights: norms have weights.
@@ -85,6 +87,8 @@ class Family:
     has_delta_net: bool = False
     has_grouped_heads: bool = False
     mamba2: Literal["other", "beside", "single"] | None = None
+    has_mamba1: bool = False
+    goes_by_turns: bool = False
     has_expert_bias: bool = False
     is_ungated: bool = False
     has_layer_norm: bool = False
@@ -125,7 +129,8 @@ class Family:
     @property
     def is_hybrid(self) -> bool:
         """Whether the first layer does not attend, but the second does."""
-        return self.has_short_conv or self.has_delta_net or self.mamba2 in ("other", "single")
+        has_mamba = self.has_mamba1 or self.mamba2 in ("other", "single")
+        return self.has_short_conv or self.has_delta_net or has_mamba
 
     @property
     def is_recurrent(self) -> bool:
@@ -345,6 +350,12 @@ FAMILIES: Mapping[str, Family] = {
         has_expert_width=False,
     ),
     "falcon-h1": Family(mamba2="beside"),
+    "jamba": Family(
+        has_mamba1=True,
+        has_experts=True,
+        has_expert_width=False,
+        goes_by_turns=True,
+    ),
     "nemotron": Family(has_layer_norm=True, has_norm_biases=True, is_ungated=True),
     "jais2": Family(
         has_layer_norm=True,

@@ -323,7 +323,7 @@ auto with_shape(const F& make) {
     EH2O_CHECK(recurrent.empty() || recurrent.size() == n_layers, "recurrent has the sizes of ",
                recurrent.size(), " layers, there are ", n_layers);
     for (size_t i = 0; i < recurrent.size(); ++i) {
-      if (recurrent[i] > 0) layers[i] = {{}, {{}, {}, recurrent[i], 2}};  // as those of one input
+      if (recurrent[i] > 0) layers[i] = {{}, {{}, {}, {}, recurrent[i], 2}};  // as those of one input
     }
     return make(policy, heads, layers, shape, threads);
   };

@@ -75,6 +75,7 @@ LayerSpec make_layer(const py::dict& fields) {
                       {"delta_net", MixerKind::kDeltaNet},
                       {"mamba2", MixerKind::kMamba2},
                       {"attention_mamba2", MixerKind::kAttentionMamba2},
+                      {"mamba1", MixerKind::kMamba1},
                       {"none", MixerKind::kNone}});
   reader.read("n_heads", layer.heads.n_heads);
   reader.read("n_kv_heads", layer.heads.n_kv_heads);
@@ -118,6 +119,9 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("ssd_head_dim", layer.ssd.head_dim);
   reader.read("n_ssd_groups", layer.ssd.n_groups);
   reader.read("ssd_state_dim", layer.ssd.state_dim);
+  reader.read("n_scan_channels", layer.scan.n_channels);
+  reader.read("scan_state_dim", layer.scan.state_dim);
+  reader.read("scan_step_rank", layer.scan.step_rank);
   reader.read_choice("ffn", layer.ffn,
                      {{"gated", FfnKind::kGated}, {"experts", FfnKind::kExperts}, {"none", FfnKind::kNone}});
   reader.read_choice("activation", layer.activation,

@@ -81,6 +81,7 @@ const KernelTable kTable = {
     delta_net_f32,
     delta_net_chunks_f32,
     ssd_f32,
+    selective_scan_f32,
     multiply_f32,
     convolve_f32,
     scale_f32,

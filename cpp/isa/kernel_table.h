@@ -7,6 +7,7 @@
 #include "base/kv_rows.h"
 #include "kernels/attention_tile.h"
 #include "kernels/delta_net.h"
+#include "kernels/selective_scan.h"
 #include "kernels/ssd.h"
 #include "quant/packed_format.h"
 
@@ -91,6 +92,7 @@ struct KernelTable {
   void (*delta_net_f32)(const DeltaSlice& slice);
   void (*delta_net_chunks_f32)(const DeltaSlice& first, size_t n_slices, float* scratch);
   void (*ssd_f32)(const SsdSlice& slice);
+  void (*selective_scan_f32)(const ScanSlice& slice);
   void (*multiply_f32)(float* out, const float* a, const float* b, size_t n);
   void (*convolve_f32)(float* out, const float* const* taps, const float* weights, size_t weight_stride,
                        size_t n_taps, size_t n);

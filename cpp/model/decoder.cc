@@ -10,6 +10,7 @@
 #include "model/hidden_input.h"
 #include "model/mixers/attention.h"
 #include "model/mixers/delta_net.h"
+#include "model/mixers/mamba1.h"
 #include "model/mixers/mamba2.h"
 #include "model/mixers/short_conv.h"
 #include "model/streams.h"
@@ -93,6 +94,9 @@ void Decoder::run_layer(const LayerCall& call, const Observer& observer) const {
     case MixerKind::kMamba2:
       mix_mamba2(call);
       break;
+    case MixerKind::kMamba1:
+      mix_mamba1(call);
+      break;
     case MixerKind::kNone:
       break;
   }
@@ -128,6 +132,9 @@ void Decoder::run_layer_together(const LayerCall& call, Span<const Step> steps, 
       break;
     case MixerKind::kMamba2:
       mix_mamba2s(call, steps, x);
+      break;
+    case MixerKind::kMamba1:
+      mix_mamba1s(call, steps, x);
       break;
     case MixerKind::kNone:
       break;

@@ -54,6 +54,9 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
     layer.ssd.check();
     EH2O_CHECK(layer.heads.has_own_kv(), "a recurrent layer has keys and values of its own");
   }
+  EH2O_CHECK((layer.mixer == MixerKind::kMamba1) != layer.scan.is_none(),
+             "a layer has channels of Mamba, but no such mixer");
+  if (!layer.scan.is_none()) layer.scan.check();
   if (layer.has_mixer() && layer.mixer != MixerKind::kAttention) {
     EH2O_CHECK(layer.n_conv_taps >= 2 && layer.n_conv_taps <= kMaxConvTaps,
                "n_conv_taps = ", layer.n_conv_taps, " must be between 2 and ", kMaxConvTaps);

@@ -14,8 +14,17 @@
 namespace edgeh2o {
 
 // Attention, or a short causal convolution between two gates (LFM2), or a gated delta net (Qwen3-Next), or
-// the state-space recurrence of Mamba-2, also beside attention (Falcon-H1), or none (Nemotron-H).
-enum class MixerKind : uint8_t { kAttention, kShortConv, kDeltaNet, kMamba2, kAttentionMamba2, kNone };
+// the state-space recurrence of Mamba-2, also beside attention (Falcon-H1), or the selective scan of Mamba-1
+// (Jamba), or none (Nemotron-H).
+enum class MixerKind : uint8_t {
+  kAttention,
+  kShortConv,
+  kDeltaNet,
+  kMamba2,
+  kAttentionMamba2,
+  kMamba1,
+  kNone
+};
 // How a router's logits become shares: by a softmax over all experts, or each by a sigmoid of its own.
 enum class ExpertGate : uint8_t { kSoftmax, kSigmoid };
 // What multiplies the output of attention: a function of numbers that the query projection makes beside its
@@ -70,6 +79,7 @@ struct LayerSpec {
   size_t n_conv_taps = 0;  // tokens that a convolution sees, its own included
   DeltaHeads delta;        // of a delta net, which has a convolution too
   SsdHeads ssd;            // of Mamba-2, which has one too
+  ScanSizes scan;          // of Mamba-1 likewise
 
   FfnKind ffn = FfnKind::kGated;
   Activation activation = Activation::kSilu;
@@ -126,9 +136,10 @@ struct LayerSpec {
   bool keeps_tokens() const { return has_mixer() && (mixer != MixerKind::kAttention || heads.has_own_kv()); }
   // What the layer keeps of the tokens before beside keys and values.
   Recurrence recurrence(size_t model_dim) const {
-    if (mixer == MixerKind::kShortConv) return {{}, {}, model_dim, n_conv_taps};
-    if (mixer == MixerKind::kDeltaNet) return {delta, {}, delta.conv_dim(), n_conv_taps};
-    return has_ssd() ? Recurrence{{}, ssd, ssd.conv_dim(), n_conv_taps} : Recurrence{};
+    if (mixer == MixerKind::kShortConv) return {{}, {}, {}, model_dim, n_conv_taps};
+    if (mixer == MixerKind::kDeltaNet) return {delta, {}, {}, delta.conv_dim(), n_conv_taps};
+    if (mixer == MixerKind::kMamba1) return {{}, {}, scan, scan.n_channels, n_conv_taps};
+    return has_ssd() ? Recurrence{{}, ssd, {}, ssd.conv_dim(), n_conv_taps} : Recurrence{};
   }
   bool has_output_gate() const { return output_gate != OutputGate::kNone; }
   bool has_gate_matrix() const { return has_output_gate() && output_gate != OutputGate::kOfQueries; }
@@ -152,11 +163,12 @@ struct LayerSpec {
   size_t mixed_dim(size_t model_dim) const {
     if (mixer == MixerKind::kShortConv) return 3 * model_dim;
     if (has_ssd()) return ssd.in_dim() + ssd.n_heads;
+    if (mixer == MixerKind::kMamba1) return 3 * scan.n_channels + scan.projected_dim();
     return delta.conv_dim() + delta.value_dim() + 2 * delta.n_value_heads;
   }
   size_t mixer_out_dim(size_t model_dim) const {
     if (mixer == MixerKind::kShortConv) return model_dim;
-    return std::max({heads.out_dim(), delta.value_dim(), ssd.inner_dim()});
+    return std::max({heads.out_dim(), delta.value_dim(), ssd.inner_dim(), scan.n_channels});
   }
 };
 

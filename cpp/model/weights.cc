@@ -5,237 +5,9 @@
 
 #include "base/check.h"
 #include "base/parallel.h"
-#include "kernels/streams.h"
 #include "model/key_balance.h"
 
 namespace edgeh2o {
-
-Weights::Weights(const DecoderConfig& config, const KernelTable& table, const Weights* main)
-    : config_(config), table_(&table), main_(main), layers_(config.n_layers()) {
-  config_.check();
-  EH2O_CHECK((main != nullptr) == config.reads_hidden,
-             "a layer that guesses tokens ahead, and no other, has a model that it belongs to");
-  EH2O_CHECK(!main || (main->table_ == table_ && main->config_.model_dim == config.model_dim &&
-                       main->config_.vocab_size == config.vocab_size),
-             "a layer that guesses tokens ahead has the width, the vocabulary and the kernels of its model");
-  for_each_tensor([this](const std::string& name, const Slot& slot) { slots_.emplace(name, slot); });
-}
-
-template <typename F>
-void Weights::for_each_tensor(const F& f) {
-  const size_t model_dim = config_.model_dim;
-  const auto matrix = [&](const std::string& name, PackedMatrix& slot, size_t rows, size_t cols,
-                          bool required) {
-    f(name, Slot{&slot, nullptr, rows, cols, required});
-  };
-  const auto vector = [&](const std::string& name, std::vector<float>& slot, size_t size, bool required) {
-    f(name, Slot{nullptr, &slot, 1, size, required});
-  };
-  const auto linear = [&](const std::string& name, Linear& slot, size_t rows, size_t cols) {
-    matrix(name + ".weight", slot.weight, rows, cols, true);
-    vector(name + ".bias", slot.bias, rows, false);
-  };
-  matrix("token_embd.weight", token_embd_.weight, config_.vocab_size, model_dim, !main_);
-  if (config_.n_positions > 0) {
-    matrix("position_embd.weight", position_embd_, config_.n_positions, model_dim, true);
-  }
-  matrix("output.weight", output_.weight, config_.n_outputs(), model_dim, !main_ && !config_.tied_embeddings);
-  const auto norm = [&](const std::string& name, std::vector<float>& slot) {
-    if (config_.has_norm_weights) {
-      vector(name, slot, model_dim, true);
-    } else {
-      slot.assign(model_dim, 1.0f);
-    }
-  };
-  norm("output_norm.weight", output_norm_);
-  if (config_.reads_hidden) {
-    linear("hidden_proj", hidden_proj_, model_dim, 2 * model_dim);
-    vector("embedding_norm.weight", embedding_norm_, model_dim, true);
-    vector("hidden_norm.weight", hidden_norm_, model_dim, true);
-  }
-  if (config_.has_output_bias) vector("output.bias", output_.bias, config_.vocab_size, true);
-  const bool must_have_biases = config_.has_norm_biases;
-  const bool may_have_biases = config_.centres_norms || must_have_biases;
-  if (may_have_biases) vector("output_norm.bias", output_norm_bias_, model_dim, must_have_biases);
-  const size_t input_dim = config_.token_input_dim();
-  if (input_dim > 0) {
-    const size_t all_inputs = layers_.size() * input_dim;
-    const size_t n_rows = config_.token_input_rows;
-    token_inputs_.resize(ceil_div(config_.vocab_size, n_rows));
-    for (size_t part = 0; part < token_inputs_.size(); ++part) {
-      matrix("per_layer_token_embd." + std::to_string(part) + ".weight", token_inputs_[part],
-             std::min(n_rows, config_.vocab_size - part * n_rows), all_inputs, true);
-    }
-    vector("per_layer_proj_norm.weight", token_input_norm_, input_dim, true);
-  }
-  if (config_.has_streams) {
-    streams_in_.resize(kStreams - 1);
-    streams_out_.resize(kStreams - 1);
-    for (size_t k = 0; k + 1 < kStreams; ++k) {
-      const std::string number = "." + std::to_string(k) + ".weight";
-      matrix("altup_proj" + number, streams_in_[k], model_dim, model_dim, true);
-      matrix("altup_unembd_proj" + number, streams_out_[k], model_dim, model_dim, true);
-    }
-  }
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    const std::string prefix = "blk." + std::to_string(i) + ".";
-    const LayerSpec& spec = config_.layers[i];
-    const AttentionHeads& heads = spec.heads;
-    LayerWeights& layer = layers_[i];
-    if (spec.has_pre_norm()) {
-      if (spec.has_mixer()) norm(prefix + "attn_norm.weight", layer.attn_norm);
-      const bool has_ffn_norm = spec.has_ffn() && (!spec.is_parallel || spec.has_parallel_norm);
-      if (has_ffn_norm) norm(prefix + "ffn_norm.weight", layer.ffn_norm);
-      if (may_have_biases) {
-        vector(prefix + "attn_norm.bias", layer.attn_norm_bias, model_dim, must_have_biases);
-        if (has_ffn_norm) vector(prefix + "ffn_norm.bias", layer.ffn_norm_bias, model_dim, must_have_biases);
-      }
-    }
-    if (spec.has_post_norm()) {
-      vector(prefix + "post_attention_norm.weight", layer.attn_post_norm, model_dim, true);
-      vector(prefix + "post_ffw_norm.weight", layer.ffn_post_norm, model_dim, true);
-    }
-    if (spec.qk_norm != QkNorm::kNone && !heads.is_none()) {
-      const bool is_per_head = spec.qk_norm == QkNorm::kHead;
-      vector(prefix + "attn_q_norm.weight", layer.attn_q_norm, is_per_head ? heads.key_dim : heads.q_dim(),
-             true);
-      if (heads.has_own_kv()) {
-        vector(prefix + "attn_k_norm.weight", layer.attn_k_norm, is_per_head ? heads.key_dim : heads.k_dim(),
-               true);
-      }
-    }
-    if (spec.has_joint_bias)
-      vector(prefix + "attn_qkv.bias", layer.attn_qkv_bias, heads.q_dim() + heads.k_dim() + heads.v_dim(),
-             true);
-    if (spec.has_sinks && !heads.is_none())
-      vector(prefix + "attn_sinks.weight", layer.attn_sinks, heads.n_heads, true);
-    if (spec.norms_values) layer.attn_v_norm.assign(heads.value_dim, 1.0f);
-    if (spec.mixer == MixerKind::kShortConv) {
-      linear(prefix + "shortconv.in_proj", layer.conv_in, 3 * model_dim, model_dim);
-      f(prefix + "shortconv.conv.weight", Slot{nullptr, &layer.conv, model_dim, spec.n_conv_taps, true});
-      linear(prefix + "shortconv.out_proj", layer.conv_out, model_dim, model_dim);
-    } else if (spec.mixer == MixerKind::kDeltaNet) {
-      const DeltaHeads& delta = spec.delta;
-      linear(prefix + "attn_qkv", layer.delta_qkv, delta.conv_dim(), model_dim);
-      linear(prefix + "attn_gate", layer.delta_z, delta.value_dim(), model_dim);
-      if (delta.are_grouped) {
-        linear(prefix + "ssm_ba", layer.delta_gates, 2 * delta.n_value_heads, model_dim);
-      } else {
-        linear(prefix + "ssm_beta", layer.delta_rate, delta.n_value_heads, model_dim);
-        linear(prefix + "ssm_alpha", layer.delta_decay, delta.n_value_heads, model_dim);
-      }
-      f(prefix + "ssm_conv1d.weight", Slot{nullptr, &layer.conv, delta.conv_dim(), spec.n_conv_taps, true});
-      vector(prefix + "ssm_a", layer.delta_a, delta.n_value_heads, true);
-      vector(prefix + "ssm_dt.bias", layer.delta_bias, delta.n_value_heads, true);
-      vector(prefix + "ssm_norm.weight", layer.delta_norm, delta.head_dim, true);
-      linear(prefix + "ssm_out", layer.delta_out, model_dim, delta.value_dim());
-      // An RMS norm, over the root of the size, has length 1.
-      const float scale = 1.0f / std::sqrt(static_cast<float>(delta.head_dim));
-      layer.delta_k_scale.assign(delta.head_dim, scale);
-      layer.delta_q_scale.assign(delta.head_dim, scale * scale);
-    } else if (!spec.latent.is_none()) {
-      const LatentHeads& latent = spec.latent;
-      const size_t q_inputs = latent.q_rank > 0 ? latent.q_rank : model_dim;
-      if (latent.q_rank > 0) {
-        linear(prefix + "attn_q_a", layer.attn_q_a, latent.q_rank, model_dim);
-        vector(prefix + "attn_q_a_norm.weight", layer.attn_q_a_norm, latent.q_rank, true);
-      }
-      linear(prefix + "attn_q", layer.attn_q, heads.n_heads * latent.head_dim(), q_inputs);
-      linear(prefix + "attn_kv_a", layer.attn_kv_a, latent.row_dim(), model_dim);
-      vector(prefix + "attn_kv_a_norm.weight", layer.attn_kv_a_norm, latent.rank, true);
-      if (heads.index.has_own()) {
-        const IndexHeads& index = heads.index;
-        linear(prefix + "indexer.attn_q_b", layer.index_q, index.q_dim(), latent.q_rank);
-        linear(prefix + "indexer.attn_k", layer.index_k, index.key_dim, model_dim);
-        linear(prefix + "indexer.proj", layer.index_weights, index.n_heads, model_dim);
-        vector(prefix + "indexer.k_norm.weight", layer.index_k_norm, index.key_dim, true);
-        vector(prefix + "indexer.k_norm.bias", layer.index_k_norm_bias, index.key_dim, true);
-      }
-      layer.attn_k_b.resize(heads.n_heads);
-      layer.attn_v_b.resize(heads.n_heads);
-      for (size_t head = 0; head < heads.n_heads; ++head) {
-        const std::string number = "." + std::to_string(head) + ".weight";
-        PackedMatrix& k_b = layer.attn_k_b[head];
-        matrix(prefix + "attn_k_b" + number, k_b, latent.rank, latent.nope_dim, true);
-        // Of older files: the rows of a head's keys.
-        f(prefix + "attn_kv_b_k" + number, Slot{&k_b, nullptr, latent.nope_dim, latent.rank, false, true});
-        matrix(prefix + "attn_v_b" + number, layer.attn_v_b[head], latent.value_dim, latent.rank, true);
-      }
-      linear(prefix + "attn_output", layer.attn_output, model_dim, heads.n_heads * latent.value_dim);
-    } else if (spec.attends()) {
-      linear(prefix + "attn_q", layer.attn_q, spec.q_gate_dim() + heads.q_dim(), model_dim);
-      if (spec.has_gate_matrix()) linear(prefix + "attn_gate", layer.attn_gate, spec.gate_dim(), model_dim);
-      if (heads.has_own_kv()) {
-        linear(prefix + "attn_k", layer.attn_k, heads.k_dim(), model_dim);
-        linear(prefix + "attn_v", layer.attn_v, heads.v_dim(), model_dim);
-      }
-      linear(prefix + "attn_output", layer.attn_output, model_dim, heads.out_dim());
-    }
-    if (spec.has_ssd()) {
-      const SsdHeads& ssd = spec.ssd;
-      linear(prefix + "ssm_in", layer.ssm_in, ssd.in_dim(), model_dim);
-      f(prefix + "ssm_conv1d.weight", Slot{nullptr, &layer.conv, ssd.conv_dim(), spec.n_conv_taps, true});
-      vector(prefix + "ssm_conv1d.bias", layer.conv_bias, ssd.conv_dim(), false);
-      f(prefix + "ssm_a", Slot{nullptr, &layer.ssm_a, ssd.n_heads, 1, true});
-      f(prefix + "ssm_d", Slot{nullptr, &layer.ssm_d, ssd.n_heads, 1, true});
-      vector(prefix + "ssm_dt.bias", layer.ssm_bias, ssd.n_heads, true);
-      layer.ssm_norm.resize(ssd.n_groups);
-      for (size_t group = 0; group < ssd.n_groups; ++group) {
-        vector(prefix + "ssm_norm." + std::to_string(group) + ".weight", layer.ssm_norm[group],
-               ssd.inner_dim() / ssd.n_groups, false);
-      }
-      linear(prefix + "ssm_out", layer.ssm_out, model_dim, ssd.inner_dim());
-    }
-    if (spec.laurel_rank > 0) {
-      linear(prefix + "laurel_l", layer.laurel_in, spec.laurel_rank, model_dim);
-      linear(prefix + "laurel_r", layer.laurel_out, model_dim, spec.laurel_rank);
-      vector(prefix + "laurel_post_norm.weight", layer.laurel_post_norm, model_dim, true);
-    }
-    if (config_.has_streams) {
-      linear(prefix + "altup_router", layer.stream_router, kStreams, model_dim);
-      vector(prefix + "altup_router_norm.weight", layer.stream_router_norm, model_dim, true);
-      f(prefix + "altup_predict_coef.weight",
-        Slot{nullptr, &layer.stream_predictor, kStreams * kStreams, kStreams, true});
-      f(prefix + "altup_correct_coef.weight",
-        Slot{nullptr, &layer.stream_corrector, kStreams, kStreams, true});
-      vector(prefix + "altup_correct_scale.weight", layer.stream_scale, model_dim, true);
-    }
-    if (!spec.has_ffn()) continue;
-    const bool has_experts = spec.ffn == FfnKind::kExperts;
-    layer.ffn.resize(has_experts ? spec.n_experts : 1);
-    if (has_experts) linear(prefix + "ffn_gate_inp", layer.ffn_router, spec.n_experts, model_dim);
-    if (spec.has_expert_bias)
-      vector(prefix + "exp_probs_b.bias", layer.ffn_router_bias, spec.n_experts, true);
-    for (size_t e = 0; e < layer.ffn.size(); ++e) {
-      const std::string suffix = has_experts ? "_exps." + std::to_string(e) : "";
-      if (spec.has_gate()) linear(prefix + "ffn_gate" + suffix, layer.ffn[e].gate, spec.ffn_dim, model_dim);
-      linear(prefix + "ffn_up" + suffix, layer.ffn[e].up, spec.ffn_dim, model_dim);
-      linear(prefix + "ffn_down" + suffix, layer.ffn[e].down, model_dim, spec.ffn_dim);
-    }
-    if (spec.shared_ffn_dim > 0) {
-      if (spec.has_gate())
-        linear(prefix + "ffn_gate_shexp", layer.ffn_shared.gate, spec.shared_ffn_dim, model_dim);
-      linear(prefix + "ffn_up_shexp", layer.ffn_shared.up, spec.shared_ffn_dim, model_dim);
-      linear(prefix + "ffn_down_shexp", layer.ffn_shared.down, model_dim, spec.shared_ffn_dim);
-    }
-    if (input_dim > 0) {
-      linear(prefix + "per_layer_model_proj", layer.token_input_proj, input_dim, model_dim);
-      linear(prefix + "inp_gate", layer.token_input_gate, input_dim, model_dim);
-      linear(prefix + "proj", layer.token_input_out, model_dim, input_dim);
-      vector(prefix + "post_norm.weight", layer.token_input_post_norm, model_dim, true);
-    }
-    if (spec.has_output_scale) vector(prefix + "layer_output_scale.weight", layer.output_scale, 1, false);
-    if (spec.has_expert_norms) {
-      vector(prefix + "ffn_router_norm.weight", layer.ffn_router_norm, model_dim, true);
-      vector(prefix + "ffn_expert_norm.weight", layer.ffn_expert_norm, model_dim, true);
-      vector(prefix + "ffn_expert_post_norm.weight", layer.ffn_expert_post_norm, model_dim, true);
-      vector(prefix + "ffn_shared_post_norm.weight", layer.ffn_shared_post_norm, model_dim, true);
-      vector(prefix + "ffn_expert_scale", layer.ffn_expert_scale, spec.n_experts, false);
-    }
-    if (spec.has_shared_gate)
-      vector(prefix + "ffn_gate_inp_shexp.weight", layer.ffn_shared_gate, model_dim, true);
-  }
-}
 
 const Weights::Slot& Weights::find_slot(const std::string& name, size_t rows, size_t cols) const {
   const auto found = slots_.find(name);
@@ -267,7 +39,7 @@ void Weights::set_tensor(const std::string& name, const std::string& type_name, 
   slot.vector->resize(rows * cols);
   for (size_t row = 0; rows > 1 && row < rows; ++row) {
     source.dequantize_row(values.data(), row);
-    for (size_t i = 0; i < cols; ++i) (*slot.vector)[i * rows + row] = values[i];
+    for (size_t i = 0; i < cols; ++i) (*slot.vector)[slot.index(row, i)] = values[i];
   }
   if (rows > 1) return;
   source.dequantize_row(values.data(), 0);
@@ -347,7 +119,7 @@ std::vector<float> Weights::dequantize(const std::string& name, size_t* rows, si
   if (slot.vector && slot.rows == 1) return *slot.vector;
   std::vector<float> values(slot.rows * slot.cols);
   for (size_t i = 0; slot.vector && i < values.size(); ++i) {
-    values[i] = (*slot.vector)[i % slot.cols * slot.rows + i / slot.cols];
+    values[i] = (*slot.vector)[slot.index(i / slot.cols, i % slot.cols)];
   }
   if (slot.vector) return values;
   if (slot.is_transposed) {

@@ -7,22 +7,24 @@
 
 #include "ops/convolution.h"
 #include "ops/delta_net.h"
+#include "ops/selective_scan.h"
 #include "ops/ssd.h"
 
 namespace edgeh2o {
 
-// The matrices of its heads, if it has any, then the last inputs of a convolution.
+// The matrices of its heads or channels, if it has any, then the last inputs of a convolution.
 struct Recurrence {
   DeltaHeads delta;
   SsdHeads ssd;
+  ScanSizes scan;
   size_t conv_dim = 0, n_conv_taps = 1;
 
   bool is_none() const { return n_values() == 0; }
-  size_t n_matrices() const { return delta.n_state() + ssd.n_state(); }
+  size_t n_matrices() const { return delta.n_state() + ssd.n_state() + scan.n_state(); }
   size_t n_values() const { return n_matrices() + (n_conv_taps - 1) * conv_dim; }
-  // Of a token: pairs of gates, and what comes out of the matrices.
+  // Of a token: pairs of gates, of heads, and what comes out of the matrices.
   size_t n_gates() const { return std::max(delta.n_value_heads, ssd.n_heads); }
-  size_t out_dim() const { return std::max(delta.value_dim(), ssd.inner_dim()); }
+  size_t out_dim() const { return std::max({delta.value_dim(), ssd.inner_dim(), scan.n_channels}); }
 };
 
 }  // namespace edgeh2o

@@ -24,6 +24,8 @@ RecurrentState::RecurrentState(const Recurrence& recurrence, size_t most_ahead, 
   rows_ = arena.take<float>(most_ahead * recurrence.conv_dim);
   rates_ = arena.take<float>(most_ahead * recurrence.n_gates());
   decays_ = arena.take<float>(most_ahead * recurrence.n_gates());
+  steps_ = arena.take<float>(most_ahead * recurrence.scan.n_channels);
+  bc_ = arena.take<float>(most_ahead * recurrence.scan.bc_dim());
   discarded_ = arena.take<float>(recurrence.out_dim());
 }
 
@@ -53,6 +55,14 @@ void RecurrentState::note_rows(size_t begin, MatView<const float> rows, MatView<
   copy_rows(rows, noted(rows_, begin, rows));
   copy_rows(rates, noted(rates_, begin, rates));
   copy_rows(decays, noted(decays_, begin, decays));
+}
+
+void RecurrentState::note_scan(size_t begin, MatView<const float> x, MatView<const float> steps,
+                               MatView<const float> bc, const float* a) {
+  copy_rows(x, noted(rows_, begin, x));
+  copy_rows(steps, noted(steps_, begin, steps));
+  copy_rows(bc, noted(bc_, begin, bc));
+  a_ = a;
 }
 
 void RecurrentState::advance(size_t n_tokens) {
@@ -87,6 +97,10 @@ void RecurrentState::settle(const KernelTable& table) {
       delta_net(table, recurrence_.delta, rows, rates, decays, own, out, nullptr);
     } else if (!recurrence_.ssd.is_none()) {
       ssd(table, recurrence_.ssd, rows, rates, decays, nullptr, own, out);
+    } else if (!recurrence_.scan.is_none()) {
+      const ScanSizes& scan = recurrence_.scan;
+      selective_scan(table, scan, rows, kept(steps_, scan.n_channels), kept(bc_, scan.bc_dim()), a_, nullptr,
+                     own, out);
     }
   }
   n_ahead_ = n_kept_ = 0;

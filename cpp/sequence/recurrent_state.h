@@ -32,10 +32,13 @@ class RecurrentState final : public LayerState {
   // For the rows of a call from its row `begin` on, taken in order.
   StateStep step(bool looks_ahead, size_t begin);
   // Of such rows of a call that looks ahead: inputs [n][conv_dim] of the convolution, and, where there are
-  // matrices, what comes out of it and their gates, [n][n_gates] each.
+  // matrices, what comes out of it and their gates, [n][n_gates] each; of a scan, its channels and what they
+  // make, as selective_scan takes them. a, of the layer's weights, is read when the tokens are settled.
   void note_inputs(size_t begin, MatView<const float> inputs);
   void note_rows(size_t begin, MatView<const float> rows, MatView<const float> rates,
                  MatView<const float> decays);
+  void note_scan(size_t begin, MatView<const float> x, MatView<const float> steps, MatView<const float> bc,
+                 const float* a);
 
   size_t n_tokens() const override { return n_tokens_; }
   // After a call that looked ahead: tokens of it that count too.
@@ -56,6 +59,8 @@ class RecurrentState final : public LayerState {
   float* ahead_ = nullptr;                      // numbers after all tokens of the call
   float *inputs_ = nullptr, *rows_ = nullptr;   // [most_ahead][conv_dim]
   float *rates_ = nullptr, *decays_ = nullptr;  // [most_ahead][n_gates]
+  float *steps_ = nullptr, *bc_ = nullptr;      // [most_ahead][n_channels] and [bc_dim] of a scan
+  const float* a_ = nullptr;                    // of a scan
   float* discarded_ = nullptr;                  // [out_dim]
   size_t n_ahead_ = 0, n_kept_ = 0;             // tokens of the call, and those that count
   size_t n_tokens_ = 0, n_replaced_ = 0;

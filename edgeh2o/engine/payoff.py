@@ -275,7 +275,9 @@ def _count_mixer(config: DecoderConfig, layer: LayerConfig) -> float:
         inner += 4 * width
     inner += 2 * layer.delta_head_dim * (layer.n_delta_key_heads + 2 * layer.n_delta_value_heads)
     inner += layer.ssd_head_dim * 3 * layer.n_ssd_heads
-    return float(width * inner)
+    channels = layer.n_scan_channels
+    inner += 3 * channels
+    return float(width * inner + 2 * channels * (layer.scan_step_rank + layer.scan_state_dim))
 
 
 def _count_feed_forward(config: DecoderConfig, layer: LayerConfig, n_experts: int) -> float:

@@ -176,6 +176,23 @@ MAMBA2_NORM = tensor(
     parts=(TensorPart("blk.{layer}.ssm_norm.{part}.weight", "one"),),
     is_vectors=True,
 )
+# Of a Mamba-1 layer.
+MAMBA1 = (
+    tensor("blk.{layer}.ssm_in.weight", "model_dim", "scan_in_dim"),
+    tensor("blk.{layer}.ssm_conv1d.weight", "n_conv_taps", "n_scan_channels", is_vectors=True),
+    tensor("blk.{layer}.ssm_conv1d.bias", "n_scan_channels"),
+    tensor("blk.{layer}.ssm_x.weight", "n_scan_channels", "scan_projected_dim"),
+    tensor("blk.{layer}.ssm_dt.weight", "scan_step_rank", "n_scan_channels"),
+    tensor("blk.{layer}.ssm_dt.bias", "n_scan_channels"),
+    tensor("blk.{layer}.ssm_a", "scan_state_dim", "n_scan_channels", is_vectors=True),
+    tensor("blk.{layer}.ssm_d", "n_scan_channels"),
+    tensor("blk.{layer}.ssm_out.weight", "n_scan_channels", "model_dim"),
+)
+MAMBA1_NORMS = (
+    tensor("blk.{layer}.ssm_dt_norm.weight", "scan_step_rank"),
+    tensor("blk.{layer}.ssm_b_norm.weight", "scan_state_dim"),
+    tensor("blk.{layer}.ssm_c_norm.weight", "scan_state_dim"),
+)
 # Of layers that have an input of their own per token.
 TOKEN_INPUTS = (
     tensor(

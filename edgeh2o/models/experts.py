@@ -18,6 +18,7 @@ GROUPS_KEY, GROUPS_USED_KEY = "expert_group_count", "expert_group_used_count"
 SCALE_KEYS = (SCALE_KEY, GROUPS_KEY)  # those with an effect that others refuse
 SHARED_COUNT_KEY = "expert_shared_count"
 BIAS_TENSOR = ".exp_probs_b.bias"
+ROUTER_TENSOR = "blk.{layer}.ffn_gate_inp.weight"
 # What files call the gates.
 _GATES: Mapping[Literal["softmax", "sigmoid"], int] = {"softmax": 1, "sigmoid": 2}
 SHARED_KEY = "expert_shared_feed_forward_length"
@@ -51,6 +52,7 @@ class ExpertRule:
         reads_layer_input: routers read what their layer gets, before its mixer, without a norm.
         has_gate_limits: files give limits of the experts' gates, one for all or one for each layer.
         is_optional: files without experts are models of dense layers.
+        goes_by_tensors: layers without a router have one feed-forward network.
     """
 
     has_own_width: bool = True
@@ -66,6 +68,7 @@ class ExpertRule:
     reads_layer_input: bool = False
     has_gate_limits: bool = False
     is_optional: bool = False
+    goes_by_tensors: bool = False
 
 
 # That of ``blocks.BIASED_EXPERTS``, as DeepSeek-V3 (2024) has them.

@@ -38,6 +38,7 @@ MODULES = (
     "granitehybrid",
     "hunyuan",
     "internlm2",
+    "jamba",
     "lfm2",
     "llama",
     "maincoder",

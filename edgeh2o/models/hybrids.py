@@ -16,6 +16,7 @@ RECURRENT_KEY = "attention.recurrent_layers"
 # As the core has them.
 MAX_DELTA_HEADS, MAX_DELTA_HEAD_DIM = 2**10, 512
 MAX_SSD_HEADS, MAX_SSD_HEAD_DIM, MAX_SSD_STATE_DIM = 2**10, 2**10, 2**12
+MAX_SCAN_CHANNELS, MAX_SCAN_STATE_DIM, MAX_SCAN_STEP_RANK = 2**20, 2**10, 2**16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +24,7 @@ class HybridRule:
     """What takes the place of attention in some layers, and in which.
 
     Attributes:
-        mixer: see ``LayerConfig``. Convolutions, Mamba-2 and "none" are in layers without KV heads,
+        mixer: see ``LayerConfig``. Convolutions, Mamba and "none" are in layers without KV heads,
             delta nets in all but every so many layers, of which the last attends;
             "attention_mamba2" is in all layers.
         is_grouped: the value heads of a delta net that share a key head are neighbours.
@@ -31,14 +32,14 @@ class HybridRule:
             the file gives its width, and attention where it gives KV heads.
     """
 
-    mixer: Literal["short_conv", "delta_net", "mamba2", "attention_mamba2", "none"]
+    mixer: Literal["short_conv", "delta_net", "mamba1", "mamba2", "attention_mamba2", "none"]
     is_grouped: bool = False
     has_one_branch: bool = False
 
     @property
     def goes_by_kv_heads(self) -> bool:
         """Whether layers without KV heads are those without attention."""
-        return self.mixer in ("short_conv", "mamba2", "none")
+        return self.mixer in ("short_conv", "mamba1", "mamba2", "none")
 
 
 def replace_attention(
@@ -92,7 +93,7 @@ def _read_sizes(keys: ArchitectureKeys, rule: HybridRule) -> dict[str, Any]:
     taps = {"n_conv_taps": keys.integer("ssm.conv_kernel", minimum=2, maximum=MAX_CONV_TAPS)}
     if rule.mixer == "delta_net":
         return {**taps, "has_grouped_delta_heads": rule.is_grouped, **_read_delta_net(keys)}
-    return {**taps, **_read_mamba2(keys)}
+    return {**taps, **(_read_mamba1(keys) if rule.mixer == "mamba1" else _read_mamba2(keys))}
 
 
 def _read_interval(keys: ArchitectureKeys) -> tuple[bool, ...]:
@@ -143,6 +144,14 @@ def _read_mamba2(keys: ArchitectureKeys) -> dict[str, int]:
     }
 
 
+def _read_mamba1(keys: ArchitectureKeys) -> dict[str, int]:
+    return {
+        "n_scan_channels": keys.integer("ssm.inner_size", maximum=MAX_SCAN_CHANNELS),
+        "scan_state_dim": keys.integer("ssm.state_size", maximum=MAX_SCAN_STATE_DIM),
+        "scan_step_rank": keys.integer("ssm.time_step_rank", maximum=MAX_SCAN_STEP_RANK),
+    }
+
+
 def _check_multiple(keys: ArchitectureKeys, n_heads: int, n_groups: int) -> None:
     if n_heads % n_groups:
         raise FormatError(
@@ -163,4 +172,15 @@ def ssd_sizes(layer: LayerConfig) -> Mapping[str, int]:
         "ssd_conv_dim": conv,
         "ssd_bc_dim": layer.n_ssd_groups * layer.ssd_state_dim,
         "ssd_in_dim": inner + conv + layer.n_ssd_heads,
+    }
+
+
+def scan_sizes(layer: LayerConfig) -> Mapping[str, int]:
+    """Named sizes of the tensors of Mamba-1: see ``Hyperparameters.sizes``."""
+    return {
+        "n_scan_channels": layer.n_scan_channels,
+        "scan_in_dim": 2 * layer.n_scan_channels,
+        "scan_state_dim": layer.scan_state_dim,
+        "scan_step_rank": layer.scan_step_rank,
+        "scan_projected_dim": layer.scan_step_rank + 2 * layer.scan_state_dim,
     }

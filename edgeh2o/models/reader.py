@@ -13,7 +13,15 @@ from ..formats.metadata import Metadata, quote
 from ..formats.model_tensors import ModelTensors
 from ..model_config import DecoderConfig
 from ..rope_config import ROPE_OF_FILE, RopeConfig
-from .experts import BIAS_TENSOR, DENSE_KEY, GATE_KEY, LIMIT_KEY, SCALE_KEYS, SHARED_KEY
+from .experts import (
+    BIAS_TENSOR,
+    DENSE_KEY,
+    GATE_KEY,
+    LIMIT_KEY,
+    ROUTER_TENSOR,
+    SCALE_KEYS,
+    SHARED_KEY,
+)
 from .hyperparameters import DRAFTING_KEY, SHARED_KV_KEY, TOKEN_INPUT_KEY, Hyperparameters
 from .key_biases import mark_key_biases
 from .refusals import refuse_unread
@@ -46,6 +54,8 @@ def read_model(
             raise FormatError("it is a LoRA adapter; name its model, and this with --lora")
         spec = find_architecture(gguf.metadata.get_str("general.architecture"))
         shape = spec.read_shape(gguf.metadata)
+        if spec.experts is not None and spec.experts.goes_by_tensors:
+            shape = _mark_dense(gguf, shape)
         refuse_unread(gguf.metadata, spec.name, _optional_keys(spec))
         factors = [name for name in (spec.rope_factors, *(spec.long_rope_factors or ())) if name]
         n_layers = len(shape.layers)
@@ -72,6 +82,18 @@ def read_model(
         return mark_key_biases(config, gguf, bindings), bindings
     except FormatError as error:
         raise FormatError(f"{gguf.path}: {error}") from None
+
+
+def _mark_dense(gguf: ModelTensors, shape: Hyperparameters) -> Hyperparameters:
+    """Layers that have no router are dense."""
+    layers = enumerate(shape.layers)
+    return replace(
+        shape,
+        layers=tuple(
+            replace(layer, is_dense=ROUTER_TENSOR.format(layer=i) not in gguf.tensors)
+            for i, layer in layers
+        ),
+    )
 
 
 def _change_rope(

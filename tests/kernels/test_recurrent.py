@@ -8,6 +8,7 @@ import pytest
 from edgeh2o import _recurrent_kernels as _kernels
 from tests.kernels.inputs import EPS, LENGTHS, normal
 from tests.reference.decoder.delta_net import delta_net
+from tests.reference.decoder.mamba1 import selective_scan
 from tests.reference.decoder.mamba2 import ssd
 
 
@@ -201,6 +202,50 @@ def test_ssd(isa: str, n_tokens: int, state_dim: int) -> None:
             pieces.append(piece)
     np.testing.assert_array_equal(np.concatenate(pieces), out)
     np.testing.assert_array_equal(state, new)
+
+
+@pytest.mark.parametrize(("n_tokens", "state_dim"), [(1, 16), (70, 48), (150, 16)])
+def test_selective_scan(isa: str, n_tokens: int, state_dim: int) -> None:
+    x, steps = normal(1, n_tokens, 16), 3 * normal(2, n_tokens, 16)
+    bc, state = normal(3, n_tokens, 2 * state_dim), normal(4, state_dim, 16)
+    a, skips = -np.exp(normal(5, state_dim, 16)), normal(6, 16)
+    steps[::5] = -200.0  # the state lasts as it is, bit by bit
+    steps[3::9, ::2] = 1e4  # and goes
+    exact = (value.astype(np.float64) for value in (bc[:, :state_dim], bc[:, state_dim:], a.T))
+    rates = np.logaddexp(0.0, steps.astype(np.float64))
+    expected, after = selective_scan(
+        x.astype(np.float64), rates, *exact, skips, state.T.astype(np.float64)
+    )
+    out, new = _kernels.selective_scan(isa, x, steps, bc, a, skips, state)
+    scale = np.abs(rates * x).max()  # of what is written
+    np.testing.assert_allclose(new, after.T, rtol=1e-5, atol=1e-6 * scale)
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=5e-6 * scale * state_dim**0.5)
+    # In pieces of any length, the same bits.
+    whole, pieces = state, []
+    for part in np.split(np.arange(n_tokens), [n_tokens // 3, n_tokens // 3 + 1]):
+        if len(part):
+            rows = (values[part] for values in (x, steps, bc))
+            piece, state = _kernels.selective_scan(isa, *rows, a, skips, state)
+            pieces.append(piece)
+    np.testing.assert_array_equal(np.concatenate(pieces), out)
+    np.testing.assert_array_equal(state, new)
+    first, lasting = _kernels.selective_scan(isa, x[:1], steps[:1], bc[:1], a, None, whole)
+    np.testing.assert_array_equal(lasting, whole)
+    read = bc[0, state_dim:].astype(np.float64) @ whole
+    np.testing.assert_allclose(first[0], read, atol=1e-5 * state_dim**0.5)
+
+
+@pytest.mark.parametrize("rate", [1e-6, 0.01, 0.7, 3.0, 30.0, 90.0, 1e30])
+def test_decays_of_a_selective_scan(isa: str, rate: float) -> None:
+    """What a state becomes by itself: exp(a * rate), of steps whose softplus is that rate."""
+    a = -np.geomspace(1e-7, 50.0, 16 * 16).astype(np.float32).reshape(16, 16)
+    step = np.log(np.expm1(rate)) if rate < 30 else rate
+    steps, nothing = np.full((1, 16), step, np.float32), np.zeros((1, 16), np.float32)
+    ones = np.ones((16, 16), np.float32)
+    _, after = _kernels.selective_scan(isa, nothing, steps, np.zeros((1, 32), np.float32), a, None, ones)
+    exponents = a.astype(np.float64) * np.logaddexp(0.0, steps[0].astype(np.float64))
+    expected = np.exp(np.maximum(exponents, -87.33))  # 2^-126 at the least
+    np.testing.assert_allclose(after, expected, rtol=3e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("n_taps", [1, 3, 4, 16])

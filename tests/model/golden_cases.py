@@ -153,6 +153,16 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "rope_base": 1e11,
         "tied": False,
     },
+    "jamba": {"architecture": "jamba", "n_layers": 4, "n_experts": 8, "n_conv_taps": 4},
+    "jamba_dense": {
+        "architecture": "jamba",
+        "n_layers": 5,
+        "n_kv_heads": (0, 0, 1, 0, 4),
+        "n_experts": 0,
+        "scan_step_rank": 4,
+        "scan_state_dim": 32,
+        "tied": False,
+    },
     "nemotron": {"architecture": "nemotron", "rotary_dim": 8, "tied": False},
     "nemotron_biases": {
         "architecture": "nemotron",

@@ -11,6 +11,7 @@ MODELS: dict[str, dict[str, object]] = {
     "granitehybrid": {"architecture": "granitehybrid", "n_layers": 4, "n_conv_taps": 4},
     # Keys and values and a recurrent state in one layer.
     "falcon-h1": {"architecture": "falcon-h1", "n_layers": 2},
+    "jamba": {"architecture": "jamba", "n_layers": 4, "n_conv_taps": 4},
     # Two of four layers keep nothing of the tokens, or a state alone.
     "nemotron_h": {"architecture": "nemotron_h", "n_layers": 4},
 }

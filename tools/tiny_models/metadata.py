@@ -58,11 +58,8 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         if model.family.begins_dense:
             writer.add_leading_dense_block_count(model.n_dense_layers)
         writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
-    if (
-        model.family.has_short_conv
-        or model.family.lacks_mixers
-        or model.family.mamba2 in ("other", "single")
-    ):
+    has_some = model.family.has_short_conv or model.family.has_mamba1 or model.family.lacks_mixers
+    if has_some or model.family.mamba2 in ("other", "single"):
         writer.add_head_count_kv([n_kv_heads for _, n_kv_heads, _ in model.layers])
     elif not model.family.is_latent:
         writer.add_head_count_kv(model.n_kv_heads)

@@ -34,6 +34,7 @@ class TinyModel:
         n_conv_taps: tokens of a convolution.
         n_delta_key_heads, n_delta_value_heads, delta_head_dim: of a delta net.
         n_ssd_heads, ssd_head_dim, n_ssd_groups, ssd_state_dim, has_ssm_norm: of Mamba-2.
+        n_scan_channels, scan_state_dim, scan_step_rank: of Mamba-1; None for twice model_dim.
         n_dense_layers: first layers without experts, in families that have some.
         n_experts, n_experts_used: of a layer and of a token, in families that have experts. None
             make a dense model of granitehybrid and granite_swa.
@@ -92,6 +93,9 @@ class TinyModel:
     n_ssd_groups: int = 2
     ssd_state_dim: int = 32
     has_ssm_norm: bool = True
+    n_scan_channels: int | None = None
+    scan_state_dim: int = 16
+    scan_step_rank: int = 32
     n_dense_layers: int = 1
     n_experts: int = 6
     n_experts_used: int = 2
@@ -151,8 +155,9 @@ class TinyModel:
         """LAYER_OPTIONS of every layer."""
         values = (getattr(self, name) for name in LAYER_OPTIONS)
         rows = [value if isinstance(value, tuple) else (value,) * self.n_layers for value in values]
-        goes_by_turns = self.family.has_short_conv or self.family.mamba2 == "other"
-        if goes_by_turns and not isinstance(self.n_kv_heads, tuple):
+        family = self.family
+        by_turns = family.has_short_conv or family.has_mamba1 or family.mamba2 == "other"
+        if by_turns and not isinstance(self.n_kv_heads, tuple):
             rows[1] = tuple(self.n_kv_heads * (layer % 2) for layer in range(self.n_layers))
         if self.family.lacks_mixers and not isinstance(self.n_kv_heads, tuple):
             rows[:2] = (tuple(n * (layer != 1) for layer, n in enumerate(row)) for row in rows[:2])
@@ -171,6 +176,8 @@ class TinyModel:
             return "attention_mamba2" if self.family.mamba2 == "beside" else "attention"
         if self.family.lacks_mixers:
             return "none"
+        if self.family.has_mamba1:
+            return "mamba1"
         if self.family.mamba2 is None:
             return "short_conv"
         return "none" if self.family.mamba2 == "single" and ffn_dim else "mamba2"
@@ -178,6 +185,8 @@ class TinyModel:
     def has_experts(self, layer: int) -> bool:
         if self.family.mamba2 == "single":
             return self.family.has_experts and self.layers[layer][2] > 0
+        if self.family.goes_by_turns:
+            return self.n_experts > 0 and layer % 2 == 1
         return (self.family.has_experts and self.n_experts > 0) and (
             not self.family.begins_dense or layer >= self.n_dense_layers
         )

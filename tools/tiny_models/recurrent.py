@@ -1,4 +1,4 @@
-"""Layers with a recurrent state: short convolutions, gated delta nets, Mamba-2."""
+"""Layers with a recurrent state: short convolutions, gated delta nets, Mamba-1 and Mamba-2."""
 
 from __future__ import annotations
 
@@ -39,6 +39,11 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_ssm_time_step_rank(model.n_ssd_heads)
         writer.add_ssm_state_size(model.ssd_state_dim)
         writer.add_ssm_inner_size(model.n_ssd_heads * model.ssd_head_dim)
+    if family.has_mamba1:
+        writer.add_ssm_conv_kernel(model.n_conv_taps)
+        writer.add_ssm_time_step_rank(model.scan_step_rank)
+        writer.add_ssm_state_size(model.scan_state_dim)
+        writer.add_ssm_inner_size(model.n_scan_channels or 2 * model.model_dim)
     if family.mamba2 == "single":
         writer.add_layer_norm_eps(model.norm_eps)
     if family.mamba2 == "single" and family.has_experts:
@@ -59,6 +64,8 @@ def add_layer(
         return _add_delta_net(normal, prefix, model)
     if mixer == "short_conv":
         return _add_short_conv(normal, prefix, model)
+    if mixer == "mamba1":
+        return _add_mamba1(normal, prefix, model)
     return _add_mamba2(normal, prefix, model) if "mamba2" in mixer else []
 
 
@@ -105,4 +112,22 @@ def _add_mamba2(normal: Callable[..., None], prefix: str, model: TinyModel) -> l
     return [
         ("ssm_in", inner + conv_dim + heads, width, width**-0.5),
         ("ssm_out", width, inner, inner**-0.5),
+    ]
+
+
+def _add_mamba1(normal: Callable[..., None], prefix: str, model: TinyModel) -> list[Matrix]:
+    width, states, rank = model.model_dim, model.scan_state_dim, model.scan_step_rank
+    channels = model.n_scan_channels or 2 * width
+    normal(f"{prefix}ssm_conv1d.weight", channels, model.n_conv_taps, std=0.6)
+    normal(f"{prefix}ssm_conv1d.bias", channels, std=0.2)
+    normal(f"{prefix}ssm_dt.bias", channels, std=0.7, mean=-2.0)
+    normal(f"{prefix}ssm_a", channels, states, std=0.1, mean=-0.5)
+    normal(f"{prefix}ssm_d", channels, std=0.5, mean=1.0)
+    for name, size in (("dt", rank), ("b", states), ("c", states)):
+        normal(f"{prefix}ssm_{name}_norm.weight", size, std=0.1, mean=1.0)
+    return [
+        ("ssm_in", 2 * channels, width, width**-0.5),
+        ("ssm_x", rank + 2 * states, channels, channels**-0.5),
+        ("ssm_dt", channels, rank, rank**-0.5),
+        ("ssm_out", width, channels, channels**-0.5),
     ]

@@ -1,4 +1,4 @@
-// Kernels of recurrences: gated delta nets, one by one and in chunks, and Mamba-2's.
+// Kernels of recurrences: gated delta nets, one by one and in chunks, and those of Mamba-1 and Mamba-2.
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -120,6 +120,45 @@ void check_ssd(const KernelTable& table, Check& check) {
   }
 }
 
+void check_selective_scan(const KernelTable& table, Check& check) {
+  Random random(14);
+  for (const size_t state_dim : {size_t{16}, size_t{32}}) {
+    for (const size_t n_tokens : {size_t{1}, size_t{5}, size_t{67}}) {
+      const std::vector<float> x = random.uniform_vector(n_tokens * kScanChannels, -1, 1),
+                               steps = random.uniform_vector(n_tokens * kScanChannels, -4, 4),
+                               bc = random.uniform_vector(n_tokens * 2 * state_dim, -1, 1),
+                               a = random.uniform_vector(state_dim * kScanChannels, -2, -0.1f),
+                               skips = random.uniform_vector(kScanChannels, -1, 1);
+      std::vector<float> state = random.uniform_vector(state_dim * kScanChannels, -1, 1),
+                         out(n_tokens * kScanChannels + kGuard, kUntouched);
+      std::vector<double> exact(state.begin(), state.end());
+      state.resize(state.size() + kGuard, kUntouched);
+      table.selective_scan_f32({n_tokens, state_dim, x.data(), kScanChannels, steps.data(), kScanChannels,
+                                bc.data(), bc.data() + state_dim, 2 * state_dim, a.data(), skips.data(),
+                                state.data(), out.data(), kScanChannels});
+      // States are sums of rates of up to 4 that decay by exp(-0.1 * rate) at the least.
+      const double error = static_cast<double>(100 * (state_dim + 8)) * kEps;
+      for (size_t t = 0; t < n_tokens; ++t) {
+        for (size_t channel = 0; channel < kScanChannels; ++channel) {
+          const size_t at = t * kScanChannels + channel;
+          const double rate = std::log1p(std::exp(static_cast<double>(steps[at])));
+          double want = static_cast<double>(skips[channel]) * x[at];
+          for (size_t row = 0; row < state_dim; ++row) {
+            double& value = exact[row * kScanChannels + channel];
+            value = std::exp(rate * a[row * kScanChannels + channel]) * value +
+                    bc[t * 2 * state_dim + row] * (rate * x[at]);
+            want += value * bc[(t * 2 + 1) * state_dim + row];
+          }
+          check.near(out[at], want, error);
+        }
+      }
+      for (size_t i = 0; i < exact.size(); ++i) check.near(state[i], exact[i], error);
+      check.untouched(state, exact.size());
+      check.untouched(out, n_tokens * kScanChannels);
+    }
+  }
+}
+
 }  // namespace
 
 const std::vector<KernelCheck>& recurrent_checks() {
@@ -127,6 +166,7 @@ const std::vector<KernelCheck>& recurrent_checks() {
       {"delta_net_f32", check_delta_net},
       {"delta_net_chunks_f32", check_delta_net_chunks},
       {"ssd_f32", check_ssd},
+      {"selective_scan_f32", check_selective_scan},
   };
   return checks;
 }

@@ -156,6 +156,7 @@ FAMILIES: Mapping[str, Family] = {
     "hunyuan-moe": Family(norms_after_rope=True),
     "internlm2": Family(is_interleaved=True),
     "jais2": Family(is_ungated=True, has_layer_norm=True),
+    "jamba": Family(no_rope_period=1, normalises_experts=False),
     "laguna": Family(
         window_period=4, is_full_first=True, sliding_base=10000.0, has_softplus_gate=True
     ),

@@ -1,4 +1,4 @@
-"""Blocks with a state that goes from token to token: convolutions, delta nets, Mamba-2."""
+"""Blocks with a state that goes from token to token: convolutions, delta nets, Mamba."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from tests.reference.softmax_state import Array
 
 from .delta_net import delta_net
 from .feed_forward import sigmoid, silu, softplus
+from .mamba1 import selective_scan
 from .mamba2 import ssd
 from .rows import Rows
 
@@ -22,6 +23,7 @@ class RecurrentBlocks:
         self._conv_inputs: dict[int, Array] = {}  # of the last tokens, by layer
         self._delta_states: dict[int, Array] = {}  # [value_head, key, value], by layer
         self._ssd_states: dict[int, Array] = {}  # [head, row, value], by layer
+        self._scan_states: dict[int, Array] = {}  # [channel, state], by layer
 
     def convolve(self, layer: int, x: Array) -> Array:
         """A sum over the last tokens, for every channel, between two gates (LFM2)."""
@@ -70,7 +72,28 @@ class RecurrentBlocks:
             prefix + "ssm_out", out * silu(self.rows.linear(prefix + "attn_gate", normed))
         )
 
-    def mamba(self, layer: int, x: Array) -> Array:
+    def mamba1(self, layer: int, x: Array) -> Array:
+        """Mamba-1: see ``selective_scan``; what it selects by is normed."""
+        prefix, weights = f"blk.{layer}.", self.weights
+        names = ("ssm_conv1d.weight", "ssm_conv1d.bias", "ssm_a", "ssm_d")
+        taps, biases, a, skips = (weights[prefix + n].astype(np.float64) for n in names)
+        projected = self.rows.linear(prefix + "ssm_in", self.rows.norm(prefix + "attn_norm", x))
+        inputs, z = np.split(projected, 2, axis=1)
+        inputs = silu(self._convolved(layer, inputs, taps) + biases)
+        rank = weights[f"{prefix}ssm_dt.weight"].shape[1]
+        selected = np.split(
+            self.rows.linear(prefix + "ssm_x", inputs), [rank, rank + a.shape[1]], axis=1
+        )
+        steps, b, c = (
+            self.rows.norm(f"{prefix}ssm_{name}_norm", part)
+            for name, part in zip(("dt", "b", "c"), selected, strict=True)
+        )
+        rates = softplus(self.rows.linear(prefix + "ssm_dt", steps))
+        state = self._scan_states.get(layer, np.zeros_like(a))
+        out, self._scan_states[layer] = selective_scan(inputs, rates, b, c, a, skips, state)
+        return self.rows.linear(prefix + "ssm_out", out * silu(z))
+
+    def mamba2(self, layer: int, x: Array) -> Array:
         """Mamba-2: see ``ssd``; the gate goes before the norm, which is one of every group."""
         prefix, weights = f"blk.{layer}.", self.weights
         names = ("ssm_conv1d.weight", "ssm_conv1d.bias", "ssm_a", "ssm_d", "ssm_dt.bias")

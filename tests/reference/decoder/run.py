@@ -186,8 +186,10 @@ class DecoderRun:
                 branch = self._attention.attend_latent(layer_idx, x, angles, attention(layer))
             else:
                 branch = np.zeros_like(x)
-            if f"{prefix}ssm_in.weight" in weights:
-                branch = branch + self._recurrent.mamba(layer_idx, x)
+            if f"{prefix}ssm_x.weight" in weights:
+                branch = branch + self._recurrent.mamba1(layer_idx, x)
+            elif f"{prefix}ssm_in.weight" in weights:
+                branch = branch + self._recurrent.mamba2(layer_idx, x)
             if f"{prefix}attn_output.weight" in weights and config.latent is None:
                 branch = branch + self._attention.attend(layer_idx, x, angles, attention(layer))
             layer_input = x
