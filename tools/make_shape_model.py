@@ -115,7 +115,7 @@ def _add_metadata(writer: GGUFWriter, shape: Shape, vocab_size: int) -> None:
     writer.add_feed_forward_length(widths if len(set(widths)) > 1 else shape.ffn_dim)
     writer.add_head_count(shape.n_heads)
     if shape.attention_layers:
-        if shape.mamba2 is None:
+        if shape.mamba2 is None and shape.mamba1 is None:
             writer.add_shortconv_l_cache(shape.n_conv_taps)
         kv_heads = [shape.n_kv_heads * shape.attends(layer) for layer in range(shape.n_layers)]
         writer.add_head_count_kv(kv_heads)

@@ -21,13 +21,13 @@ TOKENS = np.random.default_rng(3).integers(3, 90, 150).astype(np.int32)
 # Every kind of matrix: fused and split ones, those of experts, recurrent and latent layers.
 CASES = [
     *("llama", "qwen2moe", "phi3", "gptneox", "qwen35", "lfm2", "granitehybrid", "minicpm3"),
-    *("gemma3n", "gpt-oss", "deepseek2_dense"),
+    *("gemma3n", "gpt-oss", "deepseek2_dense", "jamba"),
 ]
 
 
 def matrices_of(model: Path) -> list[str]:
     """Names of the matrices that adapters are usually made for."""
-    kinds = ("attn_", "ffn_", "ssm_in", "ssm_out", "shortconv.in", "shortconv.out")
+    kinds = ("attn_", "ffn_", "ssm_in", "ssm_out", "ssm_x", "ssm_dt.", "shortconv.in", "shortconv.out")
     return [
         tensor.name
         for tensor in gguf.GGUFReader(model).tensors

@@ -9,6 +9,7 @@ import pytest
 from gguf import GGUFWriter
 
 from edgeh2o.errors import FormatError
+from edgeh2o.runners.native import NativeModelFile
 from tests.models.tiny_file import SHAPE, read, read_tiny, write_tiny
 from tests.tiny_models import TinyModelFactory
 from tools.tiny_models.tensors import Tensors
@@ -101,6 +102,65 @@ def test_layers_with_mamba2_that_cannot_be(
     path = write_tiny(tmp_path, "granitehybrid", **options)
     with pytest.raises(FormatError, match=problem):
         read(path)
+
+
+def test_layers_with_mamba1(tiny_model: TinyModelFactory, tmp_path: Path) -> None:
+    config = read_tiny(tiny_model, "jamba", n_conv_taps=4)
+    assert [layer.mixer for layer in config.layers] == ["mamba1", "attention"] * 3
+    first = config.layers[0]
+    assert (first.n_scan_channels, first.scan_state_dim, first.scan_step_rank) == (64, 16, 32)
+    assert (first.n_conv_taps, first.n_heads, first.has_rope) == (4, 0, False)
+    assert [layer.is_dense for layer in config.layers] == [True, False] * 3
+    assert (config.n_experts, config.normalises_experts) == (6, False)
+    assert config.is_recurrent and not config.has_like_layers
+
+    def drop_experts(tensors: Tensors) -> None:
+        """Which layers have some is what tensors say, layer by layer."""
+        for name in [name for name in tensors if name.startswith("blk.3.ffn_")]:
+            if "norm" not in name:
+                del tensors[name]
+        for name in ("gate", "up", "down"):
+            tensors[f"blk.3.ffn_{name}.weight"] = tensors[f"blk.2.ffn_{name}.weight"]
+
+    path = write_tiny(tmp_path, "jamba", edit=drop_experts)
+    layers = read(path)[0].layers
+    assert [layer.is_dense for layer in layers] == [True, False, True, True, True, False]
+
+
+@pytest.mark.parametrize("n_experts", [0, 1])
+def test_a_jamba_of_one_network_is_dense(
+    tiny_model: TinyModelFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_experts: int
+) -> None:
+    """Some converters count the one network, as that of Jamba Reasoning 3B does."""
+
+    def add_block_count(writer: GGUFWriter, n_layers: int) -> None:
+        writer.add_uint32("jamba.block_count", n_layers)
+        if n_experts:
+            writer.add_uint32("jamba.expert_count", n_experts)
+            writer.add_uint32("jamba.expert_used_count", n_experts)
+
+    monkeypatch.setattr(GGUFWriter, "add_block_count", add_block_count)
+    config, _ = read(write_tiny(tmp_path, "jamba", n_experts=0))
+    assert config.n_experts == 0 and all(layer.is_dense for layer in config.layers)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"n_scan_channels": 40}, r"a Mamba layer has 40 channels; a multiple of 16"),
+        ({"scan_state_dim": 8}, r"the state of a channel of a Mamba layer has 8 numbers"),
+        ({"scan_step_rank": 0}, "'jamba.ssm.time_step_rank'"),
+        ({"scan_state_dim": 2**11}, "'jamba.ssm.state_size'"),
+        ({"n_conv_taps": 1}, "'jamba.ssm.conv_kernel'"),
+        ({"n_kv_heads": (0,) * 6}, "'jamba.attention.head_count_kv' leaves no layer with"),
+    ],
+)
+def test_layers_with_mamba1_that_cannot_be(
+    tmp_path: Path, options: dict[str, object], problem: str
+) -> None:
+    path = write_tiny(tmp_path, "jamba", **options)
+    with pytest.raises(FormatError, match=problem), NativeModelFile(path) as file:
+        file.load()
 
 
 def test_a_norm_of_one_group_may_have_one_dimension(tmp_path: Path) -> None:

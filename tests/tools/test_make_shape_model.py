@@ -111,7 +111,9 @@ def test_every_shape_is_a_file_that_opens(
 ) -> None:
     path = tmp_path / "model.gguf"
     tokenizer = str(tiny_model())
-    layers = {"lfm2-1.2b": "3", "qwen3.5-2b": "4", "granite-4.0-h-1b": "6"}  # one that attends
+    # One that attends.
+    layers = {"lfm2-1.2b": "3", "qwen3.5-2b": "4", "granite-4.0-h-1b": "6"}
+    layers |= {"jamba-reasoning-3b": "8"}
     assert (
         main(
             [

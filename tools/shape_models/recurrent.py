@@ -1,4 +1,4 @@
-"""Recurrent layers of shapes: tensors and keys of delta nets and Mamba-2."""
+"""Recurrent layers of shapes: tensors and keys of delta nets, Mamba-1 and Mamba-2."""
 
 from __future__ import annotations
 
@@ -35,6 +35,19 @@ def recurrent_tensors(
         yield vectors(f"{prefix}ssm_d", ssm.n_heads, 1)
         yield vectors(f"{prefix}ssm_norm.weight", ssm.n_groups, ssm.inner_dim // ssm.n_groups)
         yield matrix(f"{prefix}ssm_out", shape.model_dim, ssm.inner_dim)
+    if (ssm1 := shape.mamba1) is not None:
+        channels, states, rank = ssm1.n_channels, ssm1.state_dim, ssm1.step_rank
+        yield matrix(f"{prefix}ssm_in", 2 * channels, shape.model_dim)
+        yield vectors(f"{prefix}ssm_conv1d.weight", channels, shape.n_conv_taps)
+        yield vectors(f"{prefix}ssm_conv1d.bias", channels)
+        yield matrix(f"{prefix}ssm_x", rank + 2 * states, channels)
+        yield matrix(f"{prefix}ssm_dt", channels, rank)
+        yield vectors(f"{prefix}ssm_dt.bias", channels)
+        for name, size in (("dt", rank), ("b", states), ("c", states)):
+            yield vectors(f"{prefix}ssm_{name}_norm.weight", size)
+        yield vectors(f"{prefix}ssm_a", channels, states)
+        yield vectors(f"{prefix}ssm_d", channels)
+        yield matrix(f"{prefix}ssm_out", shape.model_dim, channels)
 
 
 def add_recurrent_metadata(writer: GGUFWriter, shape: Shape) -> None:
@@ -54,3 +67,8 @@ def add_recurrent_metadata(writer: GGUFWriter, shape: Shape) -> None:
         writer.add_ssm_state_size(ssm.state_dim)
         writer.add_ssm_inner_size(ssm.inner_dim)
         writer.add_rope_scaling_finetuned(False)
+    if (ssm1 := shape.mamba1) is not None:
+        writer.add_ssm_conv_kernel(shape.n_conv_taps)
+        writer.add_ssm_time_step_rank(ssm1.step_rank)
+        writer.add_ssm_state_size(ssm1.state_dim)
+        writer.add_ssm_inner_size(ssm1.n_channels)

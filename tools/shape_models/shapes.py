@@ -60,6 +60,15 @@ class Mamba2:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba1:
+    """Channels of Mamba-1 in the layers without attention."""
+
+    n_channels: int
+    state_dim: int
+    step_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """A mixture in every layer; the width of each is the shape's ``ffn_dim``."""
 
@@ -84,6 +93,7 @@ class Shape:
         attention_layers: the others have a convolution of ``n_conv_taps`` tokens; empty for all.
         delta_net: what Qwen3.5 has in most layers; its attention has a gate.
         mamba2: what the layers without attention have in Granite 4.0 H, which has no positions.
+        mamba1: the same of Jamba.
         rotary_dim: rotated elements of a head; None for all.
         n_drafting_layers: layers behind the others that guess tokens ahead (MTP), with attention.
     """
@@ -110,6 +120,7 @@ class Shape:
     n_conv_taps: int = 0
     delta_net: DeltaNet | None = None
     mamba2: Mamba2 | None = None
+    mamba1: Mamba1 | None = None
     rotary_dim: int | None = None
     n_drafting_layers: int = 0
 
@@ -278,6 +289,23 @@ SHAPES: Mapping[str, Shape] = {
         attention_layers=(5, 15, 25, 35),
         n_conv_taps=4,
         mamba2=Mamba2(n_heads=48, head_dim=64, n_groups=1, state_dim=128),
+    ),
+    # Of the two layers that attend the places are assumed.
+    "jamba-reasoning-3b": Shape(
+        architecture="jamba",
+        n_layers=28,
+        model_dim=2560,
+        n_heads=20,
+        n_kv_heads=1,
+        head_dim=128,
+        ffn_dim=8192,
+        context_length=262144,
+        rope_base=1e4,
+        norm_epsilon=1e-6,
+        tied=True,
+        attention_layers=(7, 21),
+        n_conv_taps=4,
+        mamba1=Mamba1(n_channels=5120, state_dim=16, step_rank=160),
     ),
     "llama-3.1-8b": Shape(
         architecture="llama",

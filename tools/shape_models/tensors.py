@@ -68,7 +68,8 @@ def shape_tensors(shape: Shape, file_type: str, vocab_size: int) -> Iterator[Ten
     yield matrix("token_embd", vocab_size, width, output_type if shape.tied else usual)
     if not shape.tied:
         yield matrix("output", vocab_size, width, output_type)
-    is_lfm2 = bool(shape.attention_layers) and shape.mamba2 is None
+    mamba = shape.mamba2 or shape.mamba1
+    is_lfm2 = bool(shape.attention_layers) and mamba is None
     yield vectors(f"{'token_embd' if is_lfm2 else 'output'}_norm.weight", width)
     for layer in range(shape.n_layers + shape.n_drafting_layers):
         prefix = f"blk.{layer}."
@@ -81,7 +82,7 @@ def shape_tensors(shape: Shape, file_type: str, vocab_size: int) -> Iterator[Ten
         is_whole = file_type in IN_ALL_LAYERS
         mixed = better if is_whole or has_more_bits(layer, shape.n_layers) else usual
         yield vectors(f"{prefix}attn_norm.weight", width)
-        if (shape.delta_net or shape.mamba2) is not None and not shape.attends(layer):
+        if (shape.delta_net or mamba) is not None and not shape.attends(layer):
             yield from recurrent_tensors(prefix, shape, matrix, vectors)
         elif not shape.attends(layer):
             yield matrix(f"{prefix}shortconv.in_proj", 3 * width, width)

@@ -44,6 +44,7 @@ REFUSED = {
     "starcoder2": "LayerNorm",
     **dict.fromkeys(("codeshell", "cohere2moe", "gpt2", "starcoder"), "LayerNorm"),
     "orion": "LayerNorm",
+    "jamba": "Mamba-1 layers",
 }
 pytestmark = pytest.mark.usefixtures("host_device")
 
