@@ -78,17 +78,17 @@ struct LayerWeights {
   Linear ssm_in, ssm_out;
   std::vector<float> conv_bias, ssm_a, ssm_d, ssm_bias;
   std::vector<std::vector<float>> ssm_norm;
-  // Of Mamba-1, beside ssm_in and ssm_out: [projected_dim] outputs of its channels, and the [n_channels] steps,
-  // made of the first of these; their norms, [step_rank] and [state_dim] each. ssm_a and ssm_d are of its
-  // channels, as selective_scan takes them.
+  // Of Mamba-1, beside ssm_in and ssm_out: [projected_dim] outputs of its channels, and the [n_channels]
+  // steps, made of the first of these; their norms, [step_rank] and [state_dim] each. ssm_a and ssm_d are of
+  // its channels, as selective_scan takes them.
   Linear ssm_x, ssm_dt;
   std::vector<float> ssm_dt_norm, ssm_b_norm, ssm_c_norm;
 };
 
 class Weights {
  public:
-  // Where a tensor goes: a matrix or a vector, or several, which are kept column by column: of all rows, or of
-  // so many at a time.
+  // Where a tensor goes: a matrix or a vector, or several, which are kept column by column: of all rows, or
+  // of so many at a time.
   struct Slot {
     PackedMatrix* matrix = nullptr;
     std::vector<float>* vector = nullptr;

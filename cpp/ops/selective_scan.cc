@@ -18,8 +18,8 @@ void ScanSizes::check() const {
              "a Mamba layer has ", n_channels, " channels; a multiple of ", kScanChannels, " up to ",
              kMaxChannels, " is supported");
   EH2O_CHECK(state_dim > 0 && state_dim % kScanRows == 0 && state_dim <= kMaxStateDim,
-             "the state of a channel of a Mamba layer has ", state_dim, " numbers; a multiple of ",
-             kScanRows, " up to ", kMaxStateDim, " is supported");
+             "the state of a channel of a Mamba layer has ", state_dim, " numbers; a multiple of ", kScanRows,
+             " up to ", kMaxStateDim, " is supported");
   EH2O_CHECK(step_rank > 0 && step_rank <= kMaxStepRank, "the steps of a Mamba layer have rank ", step_rank,
              "; 1 to ", kMaxStepRank, " are supported");
 }

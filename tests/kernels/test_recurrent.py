@@ -242,7 +242,9 @@ def test_decays_of_a_selective_scan(isa: str, rate: float) -> None:
     step = np.log(np.expm1(rate)) if rate < 30 else rate
     steps, nothing = np.full((1, 16), step, np.float32), np.zeros((1, 16), np.float32)
     ones = np.ones((16, 16), np.float32)
-    _, after = _kernels.selective_scan(isa, nothing, steps, np.zeros((1, 32), np.float32), a, None, ones)
+    _, after = _kernels.selective_scan(
+        isa, nothing, steps, np.zeros((1, 32), np.float32), a, None, ones
+    )
     exponents = a.astype(np.float64) * np.logaddexp(0.0, steps[0].astype(np.float64))
     expected = np.exp(np.maximum(exponents, -87.33))  # 2^-126 at the least
     np.testing.assert_allclose(after, expected, rtol=3e-6, atol=1e-7)

@@ -27,7 +27,8 @@ CASES = [
 
 def matrices_of(model: Path) -> list[str]:
     """Names of the matrices that adapters are usually made for."""
-    kinds = ("attn_", "ffn_", "ssm_in", "ssm_out", "ssm_x", "ssm_dt.", "shortconv.in", "shortconv.out")
+    recurrent = ("ssm_in", "ssm_out", "ssm_x", "ssm_dt.", "shortconv.in", "shortconv.out")
+    kinds = ("attn_", "ffn_", *recurrent)
     return [
         tensor.name
         for tensor in gguf.GGUFReader(model).tensors

@@ -121,9 +121,8 @@ void mix_mamba1s(const LayerCall& call, Span<const Step> steps, MatView<float> x
     });
   };
   Mamba1::project(call, x, parts);
-  for_each([](const LayerCall& one, const Mamba1::Parts& own, MatView<float>) {
-    Mamba1::convolve(one, 0, own);
-  });
+  for_each(
+      [](const LayerCall& one, const Mamba1::Parts& own, MatView<float>) { Mamba1::convolve(one, 0, own); });
   Mamba1::select(call, parts);
   for_each([](const LayerCall& one, const Mamba1::Parts& own, MatView<float> rows) {
     Mamba1::scan(one, 0, own, rows);

@@ -6,8 +6,8 @@
 namespace edgeh2o {
 
 // x += ssm_out(silu(z) * scan(silu(conv(u)))) from the first output row on, where u and z are the halves of
-// ssm_in(norm(x)), and the steps of the selective scan, what writes to its state and what reads it are made of
-// its input.
+// ssm_in(norm(x)), and the steps of the selective scan, what writes to its state and what reads it are made
+// of its input.
 void mix_mamba1(const LayerCall& call);
 
 // The same for the rows x of several decode steps, which lie one after another; `call` is that of the first.

@@ -3,8 +3,8 @@
 ``families`` says what no tensor or key of a file tells, ``reading`` makes a configuration and
 weights of a GGUF file, ``rows`` has products and norms, ``attention``, ``recurrent`` and
 ``ffn_block`` have the blocks of a layer (with the rotary embedding of ``rope`` and the formulas of
-``latent``, ``delta_net``, ``mamba1``, ``mamba2`` and ``feed_forward``), ``token_inputs`` what Gemma 3n and 4
-have besides, and ``run`` the layers of a prompt in progress.
+``latent``, ``delta_net``, ``mamba1``, ``mamba2`` and ``feed_forward``), ``token_inputs`` what
+Gemma 3n and 4 have besides, and ``run`` the layers of a prompt in progress.
 """
 
 from __future__ import annotations
