@@ -192,7 +192,8 @@ class DecoderConfig(ModelConfig):
     normalised: "pre" its input, "post" its output, "both"; where it ``is_parallel``, the network
     has the input of attention, normed alike or by a norm of its own (``has_parallel_norm``).
     Queries, keys and values are clamped to ``qkv_limit`` if that is not 0, and have one vector of
-    biases with ``has_joint_bias``. ``qk_norm`` normalises queries and keys: of each "head", of the
+    biases with ``has_joint_bias``. With ``has_sub_norms`` what attention gives, and what the
+    activation of a network, is normed before the next product. ``qk_norm`` normalises queries and keys: of each "head", of the
     whole "projection", or "none"; before the rotary embedding or after it. With experts, every
     token goes through ``n_experts_used`` of ``n_experts`` feed-forward networks, whose shares may
     add up to 1 (``normalises_experts``) and are multiplied by ``expert_scale``, and through a
@@ -252,6 +253,7 @@ class DecoderConfig(ModelConfig):
     has_parallel_norm: bool = False
     qkv_limit: float = 0.0
     has_joint_bias: bool = False
+    has_sub_norms: bool = False
     qk_norm: str = "none"
     qk_norm_after_rope: bool = False
     temperature_scale: float = 0.0

@@ -65,6 +65,7 @@ class Family:
         lacks_mixers: layers without KV heads, by default the second, have no mixer.
         has_file_gate: files say how shares are made of a router's logits.
         has_joint_width: files give the widths of gate and up together.
+        has_sub_norms: what attention gives, and what the activation, is normed.
         keys: float metadata after the architecture's name. Scales and caps are far from 1 and
             small enough to show in the logits.
     """
@@ -119,6 +120,7 @@ class Family:
     lacks_mixers: bool = False
     has_file_gate: bool = False
     has_joint_width: bool = False
+    has_sub_norms: bool = False
     keys: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -194,6 +196,7 @@ FAMILIES: Mapping[str, Family] = {
     "stablelm": Family(has_layer_norm=True, has_norm_biases=True),
     "starcoder2": Family(has_layer_norm=True, has_norm_biases=True, is_ungated=True),
     "baichuan": Family(),
+    "bitnet": Family(has_sub_norms=True),
     "xverse": Family(),
     "codeshell": CODESHELL,
     "gpt2": GPT2,
@@ -351,10 +354,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "falcon-h1": Family(mamba2="beside"),
     "jamba": Family(
-        has_mamba1=True,
-        has_experts=True,
-        has_expert_width=False,
-        goes_by_turns=True,
+        has_mamba1=True, has_experts=True, has_expert_width=False, goes_by_turns=True
     ),
     "nemotron": Family(has_layer_norm=True, has_norm_biases=True, is_ungated=True),
     "jais2": Family(

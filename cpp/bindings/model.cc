@@ -140,6 +140,7 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("has_parallel_norm", layer.has_parallel_norm);
   reader.read("qkv_limit", layer.qkv_limit);
   reader.read("has_joint_bias", layer.has_joint_bias);
+  reader.read("has_sub_norms", layer.has_sub_norms);
   reader.read("gate_cutoff", layer.gate_cutoff);
   reader.read("gate_limit", layer.gate_limit);
   reader.read("ffn_dim", layer.ffn_dim);

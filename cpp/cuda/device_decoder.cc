@@ -55,6 +55,7 @@ void check_supported(const DecoderConfig& config) {
     EH2O_CHECK(!layer.routes_by_input, "experts chosen by the input of their layer do not run on a GPU yet",
                cure);
     EH2O_CHECK(!layer.has_expert_norms, "experts with norms of their own do not run on a GPU yet", cure);
+    EH2O_CHECK(!layer.has_sub_norms, "norms behind attention and activations do not run on a GPU yet", cure);
     EH2O_CHECK(layer.scan.is_none(), "Mamba-1 layers do not run on a GPU yet", cure);
     if (!layer.attends()) continue;
     EH2O_CHECK(!layer.has_gate_matrix(),

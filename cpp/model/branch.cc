@@ -19,6 +19,10 @@ MatmulOutput output_of(const Linear& linear, float* out, size_t stride, bool acc
   return {&linear.weight, linear.bias.empty() ? nullptr : linear.bias.data(), out, stride, accumulate};
 }
 
+void scale_output(const LayerCall& call, const Linear& linear, MatView<float> out) {
+  if (!linear.scale.empty()) scale_logits(call.table(), out, linear.scale[0], 0.0f);
+}
+
 MatmulInput begin_branch(const LayerCall& call, MatView<float> x, const std::vector<float>& pre_norm,
                          std::initializer_list<const Linear*> layers, const std::vector<float>& bias) {
   Activations& a = call.buffers();
@@ -33,12 +37,14 @@ void end_branch(const LayerCall& call, MatView<float> x, const MatmulInput& inpu
                 const std::vector<float>& post_norm) {
   Activations& a = call.buffers();
   const float scale = call.spec().residual_scale;
-  const bool is_plain = post_norm.empty() && scale == 1.0f;
+  const bool is_plain = post_norm.empty() && scale == 1.0f && linear.scale.empty();
   const MatmulOutput output = output_of(linear, is_plain ? x.data : a.norm, x.stride, is_plain);
   matmul(call.table(), input, {&output, 1}, a.scratch);
   if (is_plain) return;
-  add_rows(call.table(), x, {a.norm, x.rows, x.cols, x.stride},
-           post_norm.empty() ? nullptr : post_norm.data(), call.config.norm_eps, scale);
+  const MatView<float> branch{a.norm, x.rows, x.cols, x.stride};
+  scale_output(call, linear, branch);
+  add_rows(call.table(), x, branch, post_norm.empty() ? nullptr : post_norm.data(), call.config.norm_eps,
+           scale);
 }
 
 }  // namespace edgeh2o

@@ -20,12 +20,15 @@ RowNorm row_norm(const DecoderConfig& config, const std::vector<float>& weight,
 // What the linear layer writes to rows of `out`.
 MatmulOutput output_of(const Linear& linear, float* out, size_t stride, bool accumulate = false);
 
+// What the linear layer has made, times its factor, if it has one.
+void scale_output(const LayerCall& call, const Linear& linear, MatView<float> out);
+
 // The input of a branch: rows of x, normed unless pre_norm is empty, as the linear layers want them. The bias
 // may be empty.
 MatmulInput begin_branch(const LayerCall& call, MatView<float> x, const std::vector<float>& pre_norm,
                          std::initializer_list<const Linear*> layers, const std::vector<float>& bias = {});
 
-// x += residual_scale * post_norm(linear(input)), without the norm if post_norm is empty.
+// x += residual_scale * post_norm(scale * linear(input)), without the norm if post_norm is empty.
 void end_branch(const LayerCall& call, MatView<float> x, const MatmulInput& input, const Linear& linear,
                 const std::vector<float>& post_norm);
 

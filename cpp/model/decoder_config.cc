@@ -84,6 +84,11 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
                  (layer.mixer == MixerKind::kAttention && layer.latent.is_none() && layer.gate_dim() == 0 &&
                   layer.heads.has_own_kv()),
              "limits and joint biases of queries, keys and values are of plain attention");
+  EH2O_CHECK(!layer.has_sub_norms ||
+                 (layer.mixer == MixerKind::kAttention && layer.ffn == FfnKind::kGated && layer.has_gate() &&
+                  layer.heads.has_own_kv() && layer.latent.is_none() && !layer.has_output_gate() &&
+                  !layer.is_parallel && !config.centres_norms && !config.has_norm_biases),
+             "norms behind attention and activations are of plain attention and plain networks");
   EH2O_CHECK(layer.qkv_limit >= 0.0f, "qkv_limit = ", layer.qkv_limit);
   EH2O_CHECK(config.has_norm_weights || config.centres_norms, "RMS norms without weights");
   EH2O_CHECK(!config.centres_norms ||

@@ -71,7 +71,10 @@ struct LayerSpec {
   float temperature_scale = 0.0f;
   size_t temperature_period = 0;  // 0: none
 
-  float qkv_limit = 0.0f;       // queries, keys and values are clamped to +- this; 0: they are not
+  float qkv_limit = 0.0f;  // queries, keys and values are clamped to +- this; 0: they are not
+  // BitNet: what attention gives, and what the activation, is normed before the next product, and the seven
+  // matrices may have a factor each.
+  bool has_sub_norms = false;
   bool has_joint_bias = false;  // the biases of queries, keys and values are one vector
   OutputGate output_gate = OutputGate::kNone;
   HeadGate head_gate = HeadGate::kSigmoid;  // of kPerHead; others are sigmoids

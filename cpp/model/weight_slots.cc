@@ -1,6 +1,7 @@
 // The names of a decoder's tensors and their places.
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/check.h"
 #include "kernels/streams.h"
@@ -182,6 +183,15 @@ void Weights::for_each_tensor(const F& f) {
         linear(prefix + "attn_v", layer.attn_v, heads.v_dim(), model_dim);
       }
       linear(prefix + "attn_output", layer.attn_output, model_dim, heads.out_dim());
+      if (spec.has_sub_norms) {
+        for (const auto& [name, slot] : {std::pair("attn_q", &layer.attn_q),
+                                         {"attn_k", &layer.attn_k},
+                                         {"attn_v", &layer.attn_v},
+                                         {"attn_output", &layer.attn_output}}) {
+          vector(prefix + name + ".scale", slot->scale, 1, false);
+        }
+        vector(prefix + "attn_sub_norm.weight", layer.attn_sub_norm, heads.out_dim(), true);
+      }
     }
     if (spec.has_ssd()) {
       const SsdHeads& ssd = spec.ssd;
@@ -223,6 +233,12 @@ void Weights::for_each_tensor(const F& f) {
       if (spec.has_gate()) linear(prefix + "ffn_gate" + suffix, layer.ffn[e].gate, spec.ffn_dim, model_dim);
       linear(prefix + "ffn_up" + suffix, layer.ffn[e].up, spec.ffn_dim, model_dim);
       linear(prefix + "ffn_down" + suffix, layer.ffn[e].down, model_dim, spec.ffn_dim);
+    }
+    if (spec.has_sub_norms) {
+      vector(prefix + "ffn_gate.scale", layer.ffn[0].gate.scale, 1, false);
+      vector(prefix + "ffn_up.scale", layer.ffn[0].up.scale, 1, false);
+      vector(prefix + "ffn_down.scale", layer.ffn[0].down.scale, 1, false);
+      vector(prefix + "ffn_sub_norm.weight", layer.ffn_sub_norm, spec.ffn_dim, true);
     }
     if (spec.shared_ffn_dim > 0) {
       if (spec.has_gate())

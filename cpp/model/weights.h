@@ -19,6 +19,8 @@ namespace edgeh2o {
 struct Linear {
   PackedMatrix weight;      // [n_out][n_in]
   std::vector<float> bias;  // [n_out], or empty
+  // [1], or empty: factor of what the matrix makes. Only layers with has_sub_norms have some.
+  std::vector<float> scale;
 };
 
 struct FeedForward {
@@ -31,9 +33,10 @@ struct LayerWeights {
   // [q_gate_dim + q_dim], the gate first, [k_dim], [v_dim], [model_dim] outputs; [gate_dim], where the gate
   // has a matrix of its own.
   Linear attn_q, attn_k, attn_v, attn_output, attn_gate;
-  std::vector<float> attn_qkv_bias;  // of the first three, in place of their own; or empty
-  std::vector<float> key_balance;    // [q_dim + k_dim] factors (model/key_balance.h), or empty
-  bool has_even_keys = false;        // by these, or by factors in the norms of queries and keys
+  std::vector<float> attn_qkv_bias;                // of the first three, in place of their own; or empty
+  std::vector<float> key_balance;                  // [q_dim + k_dim] factors (model/key_balance.h), or empty
+  std::vector<float> attn_sub_norm, ffn_sub_norm;  // [out_dim], [ffn_dim], or empty: of has_sub_norms
+  bool has_even_keys = false;                      // by these, or by factors in the norms of queries and keys
   // Of latent attention: the vectors that queries are made of, [q_rank] outputs, and the row that is cached,
   // [row_dim]; attn_q makes [n_heads * head_dim] of the former or of the input.
   Linear attn_q_a, attn_kv_a;

@@ -45,6 +45,7 @@ def check_exportable(config: DecoderConfig) -> None:
         (config.centres_norms, "LayerNorm"),
         (config.is_parallel, "feed-forward networks beside attention"),
         (not config.has_like_layers, "layers that share keys and values"),
+        (config.has_sub_norms, "norms behind attention and activations"),
         (config.output_gate != "none", "gates of attention"),
         (config.temperature_period, "queries that grow with their position"),
     ):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from .. import _core
 from ..errors import FormatError
 from .gguf_types import (
+    FOREIGN_TENSOR_TYPES,
     REMOVED_TENSOR_TYPES,
     SCALAR_CODES,
     TENSOR_TYPES,
@@ -340,7 +341,7 @@ def _read_tensor_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]
     if number in REMOVED_TENSOR_TYPES:
         raise cursor.error(
             f"type {REMOVED_TENSOR_TYPES[number]} (id {number}) was removed from the format; "
-            "quantise the model again, for example to Q4_0"
+            f"quantise the model again, for example to Q4_0{FOREIGN_TENSOR_TYPES.get(number, '')}"
         )
     kind = TENSOR_TYPES.get(number)
     if kind is None:

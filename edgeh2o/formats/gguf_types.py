@@ -98,6 +98,11 @@ def stored_bytes(kind: str, n_values: int) -> int:
     return n_values // item.block_size * item.block_bytes
 
 
+# What programs of others mean by ids that ggml has dropped, as it ends an error message.
+FOREIGN_TENSOR_TYPES: dict[int, str] = {
+    36: "; in files of Microsoft's bitnet.cpp it is I2_S, which runs there alone",
+}
+
 # Ids that early files used; ggml dropped them and can no longer say what their blocks hold.
 REMOVED_TENSOR_TYPES: dict[int, str] = {
     4: "Q4_2",

@@ -12,6 +12,7 @@ MODULES = (
     "baichuan",
     "bailingmoe",
     "bailingmoe2",
+    "bitnet",
     "chatglm",
     "codeshell",
     "cohere2",

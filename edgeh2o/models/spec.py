@@ -67,7 +67,8 @@ class ArchitectureSpec:
         scales_embedding_by_width: embeddings are multiplied by ``sqrt(model_dim)``.
         depth_scales: scales that follow from width and depth, which files do not say; None: none.
         attention_scale: factor of attention logits; None: one over the root of the head size.
-        norms_values, has_sinks, has_output_scale, output_gate, head_gate: see ``DecoderConfig``.
+        norms_values, has_sinks, has_output_scale, has_sub_norms, output_gate, head_gate: see
+            ``DecoderConfig``.
         shares_kv: the last layers may read the keys and values of others.
         has_token_inputs: layers may have inputs of their own per token.
         streams: None: every token has one residual stream.
@@ -115,6 +116,7 @@ class ArchitectureSpec:
     norms_values: bool = False
     has_sinks: bool = False
     has_output_scale: bool = False
+    has_sub_norms: bool = False
     output_gate: Literal["none", "of_queries", "per_output", "per_head"] = "none"
     head_gate: Literal["sigmoid", "softplus"] = "sigmoid"
     shares_kv: bool = False
@@ -167,6 +169,8 @@ class ArchitectureSpec:
 
 
 _ARCHITECTURES: dict[str, ArchitectureSpec] = {}
+# Those of the newer BitNets, which llama.cpp has not either.
+_OF_BITNET_CPP = ("bitnet-25", "bitnet-b1.58")
 
 
 def register_architecture(spec: ArchitectureSpec) -> ArchitectureSpec:
@@ -188,6 +192,11 @@ def find_architecture(name: str) -> ArchitectureSpec:
     if name not in _ARCHITECTURES:
         import_family(name)
     spec = _ARCHITECTURES.get(name)
+    if spec is None and name in _OF_BITNET_CPP:
+        raise FormatError(
+            f"architecture {quote(name)} (metadata key 'general.architecture') is not supported; "
+            "it is of Microsoft's bitnet.cpp, which runs its files"
+        )
     if spec is None:
         from difflib import get_close_matches  # here, because models that run do not need it
 

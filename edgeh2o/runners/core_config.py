@@ -57,6 +57,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
         "has_parallel_norm": config.has_parallel_norm,
         "qkv_limit": config.qkv_limit,
         "has_joint_bias": config.has_joint_bias,
+        "has_sub_norms": config.has_sub_norms,
         "residual_scale": config.residual_scale,
     }
     if config.latent is not None:

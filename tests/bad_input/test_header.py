@@ -156,6 +156,10 @@ HOSTILE = {
     (11, "type 4"): (gguf(tensors=[tensor("a", [32], 4)], data=DATA), r"Q4_2 \(id 4\) was removed"),
     (11, "type 5"): (gguf(tensors=[tensor("a", [32], 5)], data=DATA), "Q4_3"),
     (11, "type 31"): (gguf(tensors=[tensor("a", [32], 31)], data=DATA), "Q4_0_4_4"),
+    (11, "type 36"): (
+        gguf(tensors=[tensor("a", [32], 36)], data=DATA),
+        r"IQ4_NL_4_4 \(id 36\) was removed.*bitnet\.cpp it is I2_S, which runs there alone",
+    ),
     (11, "type 38"): (gguf(tensors=[tensor("a", [32], 38)], data=DATA), "IQ4_NL_8_8"),
     (12, "row not of whole blocks"): (
         gguf(tensors=[tensor("a", [33, 32], raw.Q4_0)], data=DATA),

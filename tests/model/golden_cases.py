@@ -76,6 +76,8 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "tied": False,
     },
     "bailingmoe": {"architecture": "bailingmoe", "n_shared_experts": 2, "tied": False},
+    "bitnet": {"architecture": "bitnet"},
+    "bitnet_scales": {"architecture": "bitnet", "n_kv_heads": 4, "has_scales": True},
     "chatglm": {"architecture": "chatglm", "rotary_dim": 8, "is_fused": True, "tied": False},
     "chatglm_edge": {"architecture": "chatglm", "rotary_dim": 8},
     "codeshell": {"architecture": "codeshell", "tied": False},

@@ -34,6 +34,7 @@ WRONG_KEYS = [
     ("general.architecture", None, "'general.architecture' .*missing"),
     ("general.architecture", uint32(1), "'general.architecture' is an integer, but must be a str"),
     ("general.architecture", string("mamba\x1b[2J"), r"'mamba\\x1b\[2J'.*supported: .*llama"),
+    ("general.architecture", string("bitnet-b1.58"), r"'bitnet-b1\.58'.*Microsoft's bitnet\.cpp"),
     ("general.architecture", string("LLAMA"), "'LLAMA'.*not supported"),
     ("block_count", None, "'llama.block_count' .*missing"),
     ("block_count", float32(2.0), "'llama.block_count' is a float, but must be an integer"),

@@ -21,7 +21,7 @@ TOKENS = np.random.default_rng(3).integers(3, 90, 150).astype(np.int32)
 # Every kind of matrix: fused and split ones, those of experts, recurrent and latent layers.
 CASES = [
     *("llama", "qwen2moe", "phi3", "gptneox", "qwen35", "lfm2", "granitehybrid", "minicpm3"),
-    *("gemma3n", "gpt-oss", "deepseek2_dense", "jamba"),
+    *("gemma3n", "gpt-oss", "deepseek2_dense", "jamba", "bitnet_scales"),
 ]
 
 

@@ -149,7 +149,6 @@ def test_a_jamba_of_one_network_is_dense(
     [
         ({"n_scan_channels": 40}, r"a Mamba layer has 40 channels; a multiple of 16"),
         ({"scan_state_dim": 8}, r"the state of a channel of a Mamba layer has 8 numbers"),
-        ({"scan_step_rank": 0}, "'jamba.ssm.time_step_rank'"),
         ({"scan_state_dim": 2**11}, "'jamba.ssm.state_size'"),
         ({"n_conv_taps": 1}, "'jamba.ssm.conv_kernel'"),
         ({"n_kv_heads": (0,) * 6}, "'jamba.attention.head_count_kv' leaves no layer with"),

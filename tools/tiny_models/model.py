@@ -67,6 +67,7 @@ class TinyModel:
         rope_base_sliding: base of the layers with a window; None for no key.
         tied: the token embedding is also the output matrix.
         biases: the seven matrices of a layer have biases.
+        has_scales: these matrices have a factor each, of bitnet.
         has_two_norms: attention and the network beside it have one each, of falcon.
         is_sequential: the network is behind attention, of gptneox.
         has_markers: the tokenizer has tokens to fill in the middle.
@@ -119,6 +120,7 @@ class TinyModel:
     norm_eps: float = 1e-5
     tied: bool = True
     biases: bool = False
+    has_scales: bool = False
     has_two_norms: bool = False
     is_sequential: bool = False
     has_qk_norm: bool = True

@@ -89,6 +89,8 @@ def _add_layer(tensors: Tensors, normal: Callable[..., None], model: TinyModel, 
     if family.lacks_mixers and model.mixer(layer) == "none":
         del tensors[f"{prefix}attn_norm.weight"]
     _add_matrices(normal, model, layer)
+    if family.has_sub_norms:
+        _add_sub_norms(normal, model, layer)
     if family.mamba2 == "beside":  # its norm has a name of its own
         tensors[f"{prefix}ffn_norm"] = tensors.pop(f"{prefix}ffn_norm.weight")
     if family.is_gemma4:
@@ -155,6 +157,14 @@ def _add_matrices(normal: Callable[..., None], model: TinyModel, layer: int) -> 
         has_bias |= family.has_network_biases and name.startswith("ffn_")
         if has_bias:
             normal(f"{prefix}{name}.bias", rows, std=0.2)
+        if model.has_scales:
+            normal(f"{prefix}{name}.scale", 1, std=0.2, mean=1.0)
+
+
+def _add_sub_norms(normal: Callable[..., None], model: TinyModel, layer: int) -> None:
+    n_heads, _, ffn_dim = model.layers[layer]
+    for name, size in (("attn", n_heads * model.head_dim), ("ffn", ffn_dim)):
+        normal(f"blk.{layer}.{name}_sub_norm.weight", size, std=0.1, mean=1.0)
 
 
 def _add_attention(

@@ -46,6 +46,8 @@ MatmulInput gate_up(const LayerCall& call, const FeedForward& ffn, const MatmulI
   const GateKernel activation = gate_kernel(table, call.spec().activation);
   const MatmulOutput outputs[] = {output_of(ffn.gate, a.gate, ffn_dim), output_of(ffn.up, a.up, ffn_dim)};
   matmul(table, input, {outputs + first, 2 - first}, a.scratch);
+  scale_output(call, ffn.gate, {a.gate, n, ffn_dim, ffn_dim});
+  scale_output(call, ffn.up, {a.up, n, ffn_dim, ffn_dim});
   if (call.spec().cuts_gate()) cut_off_rows(table, {a.gate, n, ffn_dim, ffn_dim}, call.spec().gate_cutoff);
   if (const float limit = call.spec().gate_limit; limit > 0.0f) {
     clamp_rows({a.gate, n, ffn_dim, ffn_dim}, -std::numeric_limits<float>::infinity(), limit);
@@ -55,6 +57,12 @@ MatmulInput gate_up(const LayerCall& call, const FeedForward& ffn, const MatmulI
   const ActivationsOut product{{packed.needs_floats ? a.gate : nullptr, n, ffn_dim, ffn_dim}, packed};
   if (call.spec().activation == Activation::kXielu) {
     return xielu_rows(table, call.spec().xielu, {a.up, n, ffn_dim, ffn_dim}, product, a.scratch);
+  }
+  const std::vector<float>& sub_norm = call.layer_weights().ffn_sub_norm;
+  if (!sub_norm.empty()) {
+    const MatView<float> floats{a.gate, n, ffn_dim, ffn_dim};
+    gate_rows(table, activation, as_const(floats), {a.up, n, ffn_dim, ffn_dim}, {floats, {}}, a.scratch);
+    return norm_rows(table, as_const(floats), row_norm(call.config, sub_norm, {}), product, a.scratch);
   }
   return gate_rows(table, activation, {has_gate ? a.gate : a.up, n, ffn_dim, ffn_dim},
                    {a.up, n, ffn_dim, ffn_dim}, product, a.scratch);

@@ -61,6 +61,9 @@ void project_qkv(const LayerCall& call, MatView<float> x, size_t first_row, cons
     outputs[n_outputs++] = output_of(w.attn_gate, qkv.q.data - spec.gate_dim(), stride);
   }
   matmul(table, input, {outputs, n_outputs}, call.buffers().scratch);
+  scale_output(call, w.attn_q, qkv.q);
+  scale_output(call, w.attn_k, qkv.k);
+  scale_output(call, w.attn_v, qkv.v);
 
   if (spec.qkv_limit > 0.0f) {
     for (const MatView<float>& rows : {qkv.q, qkv.k, qkv.v})
@@ -103,10 +106,19 @@ Qkv qkv_rows(const LayerCall& call, size_t n) {
           index_rows(call, n)};
 }
 
-// What attention gave as the input of the output projection.
-MatmulInput output_input(const LayerCall& call, MatView<const float> attended) {
-  const MatView<const float> rows = call.spec().latent.is_none() ? attended : latent_values(call, attended);
-  return pack_rows(call.table(), rows, packed_for(call, {&call.layer_weights().attn_output}));
+// What attention gave as the input of the output projection; changed where it is normed.
+MatmulInput output_input(const LayerCall& call, MatView<float> attended) {
+  const LayerWeights& w = call.layer_weights();
+  const PackedOut packed = packed_for(call, {&w.attn_output});
+  if (!w.attn_sub_norm.empty()) {
+    MatView<float> floats = attended;
+    if (!packed.needs_floats) floats.data = nullptr;
+    return norm_rows(call.table(), as_const(attended), row_norm(call.config, w.attn_sub_norm, {}),
+                     {floats, packed}, call.buffers().scratch);
+  }
+  const MatView<const float> rows =
+      call.spec().latent.is_none() ? as_const(attended) : latent_values(call, as_const(attended));
+  return pack_rows(call.table(), rows, packed);
 }
 
 void set_sinks(const LayerCall& call) {
@@ -139,7 +151,7 @@ void add_attended(const LayerCall& call, MatView<float> x, const Qkv& qkv, MatVi
     const MatView<const float> gate{qkv.q.data - spec.gate_dim(), x.rows, spec.gate_dim(), qkv.q.stride};
     if (spec.output_gate == OutputGate::kPerHead) {
       gate_heads(spec.head_gate, gate, attended);
-      return output_input(call, as_const(attended));
+      return output_input(call, attended);
     }
     const PackedOut packed = packed_for(call, {&w.attn_output});
     MatView<float> floats = attended;
@@ -148,8 +160,8 @@ void add_attended(const LayerCall& call, MatView<float> x, const Qkv& qkv, MatVi
                      call.buffers().scratch);
   };
   if (spec.laurel_rank > 0) add_laurel(call, x);
-  end_branch(call, x, spec.has_output_gate() ? gated() : output_input(call, as_const(attended)),
-             w.attn_output, w.attn_post_norm);
+  end_branch(call, x, spec.has_output_gate() ? gated() : output_input(call, attended), w.attn_output,
+             w.attn_post_norm);
   if (spec.laurel_rank > 0) scale_branches(call, x);
 }
 

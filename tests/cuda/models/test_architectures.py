@@ -45,6 +45,7 @@ REFUSED = {
     **dict.fromkeys(("codeshell", "cohere2moe", "gpt2", "starcoder"), "LayerNorm"),
     "orion": "LayerNorm",
     "jamba": "Mamba-1 layers",
+    "bitnet": "norms behind attention and activations",
 }
 pytestmark = pytest.mark.usefixtures("host_device")
 

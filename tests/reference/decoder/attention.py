@@ -64,6 +64,7 @@ class AttentionBlocks:
             gates = self.rows.linear(prefix + "attn_gate", normed)
             factors = softplus(gates) if self.config.family.has_softplus_gate else sigmoid(gates)
             output = output * np.repeat(factors, output.shape[1] // gates.shape[1], axis=1)
+        output = self.rows.norm(prefix + "attn_sub_norm", output)
         return self.rows.linear(prefix + "attn_output", output)
 
     def attend_latent(

@@ -112,6 +112,7 @@ FAMILIES: Mapping[str, Family] = {
     "baichuan": Family(is_interleaved=True),
     "bailingmoe": Family(is_interleaved=True),
     "bailingmoe2": Family(),
+    "bitnet": Family(),
     "chatglm": Family(is_interleaved=True),
     "codeshell": Family(is_ungated=True, ungated="ungated_gelu", has_layer_norm=True),
     "cohere2": COHERE2,

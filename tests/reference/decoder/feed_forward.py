@@ -83,11 +83,19 @@ ACTIVATIONS: dict[str, Activate] = {
 }
 
 
-def gated(linear: Linear, prefix: str, suffix: str, x: Array, *, activate: Activate) -> Array:
-    """down(activate(gate(x), up(x))); the suffix tells an expert's matrices."""
+def gated(
+    linear: Linear,
+    prefix: str,
+    suffix: str,
+    x: Array,
+    *,
+    activate: Activate,
+    norm: Callable[[Array], Array] = lambda product: product,
+) -> Array:
+    """down(norm(activate(gate(x), up(x)))); the suffix tells an expert's matrices."""
     gate = linear(f"{prefix}ffn_gate{suffix}", x)
     up = linear(f"{prefix}ffn_up{suffix}", x)
-    return linear(f"{prefix}ffn_down{suffix}", activate(gate, up))
+    return linear(f"{prefix}ffn_down{suffix}", norm(activate(gate, up)))
 
 
 def softmax(logits: Array) -> Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from tests.reference.softmax_state import Array
@@ -47,7 +49,8 @@ def ffn_block(rows: Rows, prefix: str, x: Array, layer_input: Array) -> Array:
     if f"{prefix}ffn_gate_inp.weight" not in rows.weights:
         if config.gate_cutoffs:
             activate = by_cutoff(config.gate_cutoffs[int(prefix.split(".")[1])], activate)
-        return gated(rows.linear, prefix, "", normed, activate=activate)
+        norm = partial(rows.norm, prefix + "ffn_sub_norm")
+        return gated(rows.linear, prefix, "", normed, activate=activate, norm=norm)
     out = mixture(
         rows.linear,
         prefix,

@@ -42,13 +42,14 @@ class Rows:
         self._scale_block_of = scale_block_of
 
     def linear(self, name: str, x: Array) -> Array:
-        """x [n, cols] times the rows of a matrix, plus its bias if the file has one."""
+        """x [n, cols] times the rows of a matrix, its factor and its bias if the file has one."""
         weights = self.weights
         stored = re.sub(r"_exps\.\d+", "_exps", name) + ".weight"
         if self._scale_block_of and stored in self._quantised:
             scale_block = self._scale_block_of(self._quantised[stored])
             x = dequantise_q8_rows(*quantise_q8_rows(x, scale_block))
         out = x @ weights[name + ".weight"].astype(np.float64).T
+        out = out * weights.get(name + ".scale", np.float32(1.0)).astype(np.float64)
         bias = weights.get(name + ".bias")
         return out if bias is None else out + bias
 
