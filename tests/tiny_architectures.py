@@ -353,9 +353,7 @@ FAMILIES: Mapping[str, Family] = {
         has_expert_width=False,
     ),
     "falcon-h1": Family(mamba2="beside"),
-    "jamba": Family(
-        has_mamba1=True, has_experts=True, has_expert_width=False, goes_by_turns=True
-    ),
+    "jamba": Family(has_mamba1=True, has_experts=True, has_expert_width=False, goes_by_turns=True),
     "nemotron": Family(has_layer_norm=True, has_norm_biases=True, is_ungated=True),
     "jais2": Family(
         has_layer_norm=True,
