@@ -193,12 +193,12 @@ class DecoderConfig(ModelConfig):
     has the input of attention, normed alike or by a norm of its own (``has_parallel_norm``).
     Queries, keys and values are clamped to ``qkv_limit`` if that is not 0, and have one vector of
     biases with ``has_joint_bias``. With ``has_sub_norms`` what attention gives, and what the
-    activation of a network, is normed before the next product. ``qk_norm`` normalises queries and keys: of each "head", of the
-    whole "projection", or "none"; before the rotary embedding or after it. With experts, every
-    token goes through ``n_experts_used`` of ``n_experts`` feed-forward networks, whose shares may
-    add up to 1 (``normalises_experts``) and are multiplied by ``expert_scale``, and through a
-    shared one of width ``shared_ffn_dim``, 0 for none, weighted by a gate if it has one; the sum of
-    all is multiplied by ``experts_scale``. With
+    activation of a network, is normed before the next product. ``qk_norm`` normalises queries and
+    keys: of each "head", of the whole "projection", or "none"; before the rotary embedding or after
+    it. With experts, every token goes through ``n_experts_used`` of ``n_experts`` feed-forward
+    networks, whose shares may add up to 1 (``normalises_experts``) and are multiplied by
+    ``expert_scale``, and through a shared one of width ``shared_ffn_dim``, 0 for none, weighted by
+    a gate if it has one; the sum of all is multiplied by ``experts_scale``. With
     ``has_expert_norms`` the router, the experts and the shared one have norms of their own; a
     router that ``routes_by_input`` reads what the layer gets, before its mixer, without a norm. The
     experts of a token are of ``n_expert_groups_used`` of ``n_expert_groups`` groups of neighbours.
@@ -208,17 +208,17 @@ class DecoderConfig(ModelConfig):
     is none, and so is a ``logit_soft_cap`` of 0. ``norms_values`` norms heads of values without
     weights; ``has_sinks`` adds a logit without a value to every head's softmax. A layer's input per
     token, if its width ``token_input_dim`` is not 0, has a table loaded in parts of
-    ``token_input_rows`` tokens. What attention gives is multiplied by the
-    ``output_gate``: sigmoids of a second half of the query projection ("of_queries") or of a matrix
-    of its own ("per_output"), or a number "per_head" of such a matrix, of which ``head_gate`` is
-    the function, "sigmoid" or "softplus". With ``latent`` heads there is one KV head,
-    whose rows of ``head_dim`` numbers are keys and values; ``rotary_dim`` is of their last ones.
-    With ``n_positions`` positions are as many rows of a table, which are added to embeddings.
-    With ``has_streams`` every token has several residual streams (AltUp); a ``laurel_rank`` that is
-    not 0 is that of a branch of two matrices beside attention (LAuReL). One that ``reads_hidden``
-    is a layer that guesses tokens ahead: beside a token it reads what the logits of the token
-    before were made of, and it has logits of the first ``n_guessed`` tokens, 0 for all. Low-rank
-    updates of matrices (LoRA) have a rank of ``update_rank`` at the most.
+    ``token_input_rows`` tokens. What attention gives is multiplied by the ``output_gate``: sigmoids
+    of a second half of the query projection ("of_queries") or of a matrix of its own
+    ("per_output"), or a number "per_head" of such a matrix, of which ``head_gate`` is the function,
+    "sigmoid" or "softplus". With ``latent`` heads there is one KV head, whose rows of ``head_dim``
+    numbers are keys and values; ``rotary_dim`` is of their last ones. With ``n_positions``
+    positions are as many rows of a table, which are added to embeddings. With ``has_streams`` every
+    token has several residual streams (AltUp); a ``laurel_rank`` that is not 0 is that of a branch
+    of two matrices beside attention (LAuReL). One that ``reads_hidden`` is a layer that guesses
+    tokens ahead: beside a token it reads what the logits of the token before were made of, and it
+    has logits of the first ``n_guessed`` tokens, 0 for all. Low-rank updates of matrices (LoRA)
+    have a rank of ``update_rank`` at the most.
     """
 
     layers: tuple[LayerConfig, ...]
