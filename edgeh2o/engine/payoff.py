@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from ..attention.base import SparseAttentionConfig
@@ -115,15 +116,29 @@ def choose_decode(plan: RunPlan, model: WeighedModel) -> RunPlan:
         return replace(plan, attention=attention.decoding_densely())  # no head has a budget
     weights = count_weight_bytes(config, model.weight_bytes)
 
+    length = _least_decode_length(config, attention, plan.cache_type, weights, LEAST_DECODE_SAVING)
+    if length is None:
+        return replace(plan, attention=attention.decoding_densely())
+    return replace(plan, attention=attention.decoding_from(length))
+
+
+@lru_cache(maxsize=64)  # it takes milliseconds, which a server would take for every request
+def _least_decode_length(
+    config: DecoderConfig,
+    attention: SparseAttentionConfig,
+    cache_type: str,
+    weight_bytes: float,
+    least_saving: float,
+) -> int | None:
+    """From which length on so large a part of a token's time is saved; None: from none."""
+
     def pays(n_tokens: int) -> bool:
-        saving = decode_saving(config, attention, plan.cache_type, weights, n_tokens)
-        return saving >= LEAST_DECODE_SAVING
+        saving = decode_saving(config, attention, cache_type, weight_bytes, n_tokens)
+        return saving >= least_saving
 
     lengths = range(DECODE_FROM, MAX_CONTEXT, DECODE_STEP)
-    least = bisect_left(lengths, True, key=pays)
-    if least == len(lengths):
-        return replace(plan, attention=attention.decoding_densely())
-    return replace(plan, attention=attention.decoding_from(lengths[least]))
+    found = bisect_left(lengths, True, key=pays)
+    return None if found == len(lengths) else lengths[found]
 
 
 def describe_decode(plan: RunPlan, n_tokens: int) -> str:

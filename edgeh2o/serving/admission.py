@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import traceback
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from .requests import GenerationRequest
 
 RETRY_AFTER_S = 5
+# Between two reports of what was read. One for every layer of a short prompt, each of which wakes
+# the event loop up, took half as long as the prompt.
+PROGRESS_S = 0.05
 _OWN_ADDRESSES = ("", "127.0.0.1", "::1")
 
 
@@ -158,7 +162,14 @@ class Admission:
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event | None] = asyncio.Queue()
 
+        told_at = -math.inf
+
         def emit(event: Event) -> None:
+            nonlocal told_at
+            if isinstance(event, Progress):
+                if event.done < event.total and event.elapsed_s < told_at + PROGRESS_S:
+                    return
+                told_at = event.elapsed_s
             loop.call_soon_threadsafe(events.put_nowait, event)
 
         def work() -> None:

@@ -13,6 +13,7 @@ import pytest
 from prometheus_client import Gauge
 
 from edgeh2o.serving.admission import Admission, forget_frames
+from edgeh2o.serving.answers import Progress, Ticket
 from edgeh2o.serving.api_error import ApiError
 
 
@@ -173,3 +174,35 @@ def test_a_queue_for_one_place_is_a_queue() -> None:
             await requests.end(name)
 
     asyncio.run(check())
+
+
+def test_progress_of_fast_layers_is_thinned() -> None:
+    """Every report wakes the event loop up, in the way of those that read."""
+
+    class Engine:
+        def answer(self, request: object, emit: Any, ticket: Ticket) -> None:
+            for done in range(101):
+                emit(Progress(done, 100, elapsed_s=0.004 * done))
+
+    async def collect() -> tuple[list[int], int]:
+        loop = asyncio.get_running_loop()
+        n_woken, wake = 0, loop.call_soon_threadsafe
+
+        def count(*args: Any, **options: Any) -> Any:
+            nonlocal n_woken
+            n_woken += 1
+            return wake(*args, **options)
+
+        loop.call_soon_threadsafe = count  # type: ignore[method-assign]
+        admission = _Requests(1, 1, Engine()).admission
+        request: Any = SimpleNamespace()
+        told = [
+            event.done
+            async for event in admission.answer(request, Ticket())
+            if isinstance(event, Progress)
+        ]
+        return told, n_woken
+
+    told, n_woken = asyncio.run(collect())
+    assert told[0] == 0  # the others may not be worth telling any more
+    assert 9 <= n_woken <= 13  # every 50 ms of 400, the last, the end of events and of the work
