@@ -133,35 +133,39 @@ void run_matrix(const KernelTable& table, const MatmulInput& input, const Task& 
   }
 }
 
-// out += (x A^T) B^T of the outputs whose weights have updates.
-void add_updates(const KernelTable& table, const MatmulInput& input, Span<const MatmulOutput> outputs,
-                 uint8_t* scratch) {
-  const size_t n_rows = input.rows.rows;
-  float* memory = reinterpret_cast<float*>(scratch + num_threads() * matmul_scratch_bytes(table));
-  for (size_t i = 0; i < outputs.size;) {
-    const MatmulInput& own = outputs.data[i].input ? *outputs.data[i].input : input;
-    MatmulInput inner[kUpdatesAtOnce];
-    MatmulOutput down[kUpdatesAtOnce], up[kUpdatesAtOnce];
-    size_t count = 0;
-    float* next = memory;
-    for (; i < outputs.size && count < kUpdatesAtOnce; ++i) {
+// x A^T of the weights with updates, of at most kUpdatesAtOnce outputs, and what is made of it: out += (x
+// A^T) B^T, each part of which follows that of the weight, while the output is in the cache.
+class Updates {
+ public:
+  Updates(const KernelTable& table, const MatmulInput& input, Span<const MatmulOutput> outputs,
+          uint8_t* scratch)
+      : first_(outputs.begin()) {
+    float* next = reinterpret_cast<float*>(scratch + num_threads() * matmul_scratch_bytes(table));
+    for (size_t i = 0; i < outputs.size; ++i) {
       const MatmulOutput& output = outputs.data[i];
-      if ((output.input ? output.input : &input) != &own) break;
       const LowRankUpdate* update = output.weight->update();
       if (!update) continue;
-      EH2O_DASSERT(own.rows.data);
-      const size_t rank = update->a.rows();
-      down[count] = {&update->a, nullptr, next, rank};
-      inner[count] = {{}, {next, n_rows, rank, rank}};
-      up[count] = {&update->b, nullptr, output.out, output.out_stride, true, inner + count};
+      EH2O_DASSERT((output.input ? output.input : &input)->rows.data);
+      const size_t n_rows = input.rows.rows, rank = update->a.rows();
+      down_[count_] = {&update->a, nullptr, next, rank, false, output.input};
+      inner_[i] = {{}, {next, n_rows, rank, rank}};
+      up_[i] = {&update->b, nullptr, output.out, output.out_stride, true, inner_ + i};
       next += n_rows * rank;
-      ++count;
+      ++count_;
     }
-    if (count == 0) continue;
-    matmul(table, own, {down, count}, scratch);
-    matmul(table, inner[0], {up, count}, scratch);
+    if (count_ > 0) matmul(table, input, {down_, count_}, scratch);
   }
-}
+  // That of an output; null: none.
+  const MatmulOutput* find(const MatmulOutput* output) const {
+    return output->weight->update() ? up_ + (output - first_) : nullptr;
+  }
+
+ private:
+  const MatmulOutput* first_;
+  MatmulInput inner_[kUpdatesAtOnce];
+  MatmulOutput down_[kUpdatesAtOnce], up_[kUpdatesAtOnce];
+  size_t count_ = 0;
+};
 
 }  // namespace
 
@@ -202,6 +206,16 @@ void matmul(const KernelTable& table, const MatmulInput& input, Span<const Matmu
     EH2O_CHECK(output.weight->cols() == n_columns, "matmul: activations have ", n_columns,
                " columns, the weight has ", output.weight->cols());
   }
+  const auto has_update = [](const MatmulOutput& output) { return output.weight->update() != nullptr; };
+  const bool has_updates = std::any_of(outputs.begin(), outputs.end(), has_update);
+  if (has_updates && outputs.size > kUpdatesAtOnce) {
+    for (size_t i = 0; i < outputs.size; i += kUpdatesAtOnce) {
+      matmul(table, input, {outputs.data + i, std::min(kUpdatesAtOnce, outputs.size - i)}, scratch);
+    }
+    return;
+  }
+  const Updates updates(table, input, has_updates ? outputs : Span<const MatmulOutput>{outputs.data, 0},
+                        scratch);
   const size_t n_rows = input.rows.rows;
   const size_t nr = table.layout.panel_cols;
   const bool is_few = is_few_rows(table, n_rows);
@@ -213,13 +227,19 @@ void matmul(const KernelTable& table, const MatmulInput& input, Span<const Matmu
       const MatmulInput& own = output.input ? *output.input : input;
       const size_t column = task.panel * nr;
       float* out = output.out + task.first_row * output.out_stride + column;
-      if (is_few) {
-        run_few_rows(table, own, task, out);
-      } else {
-        run_matrix(table, own, task, out, scratch + thread * matmul_scratch_bytes(table));
-      }
+      const auto run_part = [&](const MatmulInput& x, const Task& part) {
+        if (is_few) {
+          run_few_rows(table, x, part, out);
+        } else {
+          run_matrix(table, x, part, out, scratch + thread * matmul_scratch_bytes(table));
+        }
+      };
+      run_part(own, task);
       for (size_t row = 0; output.bias && row < task.n_rows; ++row) {
         table.add_f32(out + row * output.out_stride, output.bias + column, task.n_cols(nr));
+      }
+      if (const MatmulOutput* up = updates.find(task.output)) {
+        run_part(*up->input, {up, task.panel, task.n_panels, task.first_row, task.n_rows});
       }
       i += task.n_panels;
     }
@@ -229,8 +249,6 @@ void matmul(const KernelTable& table, const MatmulInput& input, Span<const Matmu
   } else {
     parallel_for(grid.size(), [&](size_t i, size_t thread) { run(i, i + 1, thread); });
   }
-  const auto has_update = [](const MatmulOutput& output) { return output.weight->update() != nullptr; };
-  if (std::any_of(outputs.begin(), outputs.end(), has_update)) add_updates(table, input, outputs, scratch);
 }
 
 void matmul_heads(const KernelTable& table, MatView<const float> rows, uint8_t* packed, size_t step,
