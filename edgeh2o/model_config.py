@@ -107,7 +107,8 @@ class LayerConfig:
     ``n_ssd_heads`` heads of ``ssd_head_dim`` values, each with a state of ``ssd_state_dim`` rows;
     what writes to it and reads it is that of one of ``n_ssd_groups``; "attention_mamba2" has
     attention beside it. "mamba1" has a convolution and ``n_scan_channels`` channels, each with
-    ``scan_state_dim`` states, whose steps are made of ``scan_step_rank`` numbers. A layer whose
+    ``scan_state_dim`` states, whose steps are made of ``scan_step_rank`` numbers, with the
+    ``scan_norms`` "weighted", "plain" or "none". A layer whose
     mixer is "none" has a feed-forward network only, and one with
     an ``ffn_dim`` of 0 has none. In a mixture of experts a layer ``is_dense`` has one feed-forward
     network. ``xielu`` is of the activation of that name. Of a gate what lies ``gate_cutoff``
@@ -140,6 +141,7 @@ class LayerConfig:
     n_scan_channels: int = 0
     scan_state_dim: int = 0
     scan_step_rank: int = 0
+    scan_norms: str = "none"
     is_dense: bool = False
     xielu: Xielu = Xielu()
     gate_cutoff: float | None = None

@@ -34,6 +34,7 @@ class Family:
             "beside" attention; or "single", by turns with attention and feed-forward networks
             without a gate, of which a layer has one.
         has_mamba1: layers without KV heads, by default every other one, have Mamba-1.
+        has_only_mamba1: all layers are that and nothing else.
         goes_by_turns: every other layer has experts, the second first, as no key says.
         is_ungated: the feed-forward network has no gate, but the square of ReLU.
         has_layer_norm, has_norm_biases: norms are LayerNorm; norms of either kind have biases.
@@ -89,6 +90,7 @@ class Family:
     has_grouped_heads: bool = False
     mamba2: Literal["other", "beside", "single"] | None = None
     has_mamba1: bool = False
+    has_only_mamba1: bool = False
     goes_by_turns: bool = False
     has_expert_bias: bool = False
     is_ungated: bool = False
@@ -257,6 +259,7 @@ FAMILIES: Mapping[str, Family] = {
     "hunyuan-dense": Family(qk_norm="head"),
     "hunyuan-moe": Family(qk_norm="head", has_experts=True, has_shared_width=True),
     "maincoder": Family(qk_norm="head"),
+    "mamba": Family(has_mamba1=True, has_only_mamba1=True),
     "maple": Family(
         qk_norm="head", has_experts=True, has_window_pattern=True, has_gate_limits=True
     ),

@@ -122,6 +122,9 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("n_scan_channels", layer.scan.n_channels);
   reader.read("scan_state_dim", layer.scan.state_dim);
   reader.read("scan_step_rank", layer.scan.step_rank);
+  reader.read_choice(
+      "scan_norms", layer.scan.norms,
+      {{"none", ScanNorms::kNone}, {"plain", ScanNorms::kPlain}, {"weighted", ScanNorms::kWeighted}});
   reader.read_choice("ffn", layer.ffn,
                      {{"gated", FfnKind::kGated}, {"experts", FfnKind::kExperts}, {"none", FfnKind::kNone}});
   reader.read_choice("activation", layer.activation,

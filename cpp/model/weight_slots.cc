@@ -139,9 +139,13 @@ void Weights::for_each_tensor(const F& f) {
       vector(prefix + "ssm_conv1d.bias", layer.conv_bias, scan.n_channels, false);
       linear(prefix + "ssm_x", layer.ssm_x, scan.projected_dim(), scan.n_channels);
       linear(prefix + "ssm_dt", layer.ssm_dt, scan.n_channels, scan.step_rank);
-      vector(prefix + "ssm_dt_norm.weight", layer.ssm_dt_norm, scan.step_rank, true);
-      vector(prefix + "ssm_b_norm.weight", layer.ssm_b_norm, scan.state_dim, true);
-      vector(prefix + "ssm_c_norm.weight", layer.ssm_c_norm, scan.state_dim, true);
+      const auto scan_norm = [&](const char* name, std::vector<float>& slot, size_t size) {
+        if (scan.norms == ScanNorms::kWeighted) vector(prefix + name, slot, size, true);
+        if (scan.norms == ScanNorms::kPlain) slot.assign(size, 1.0f);
+      };
+      scan_norm("ssm_dt_norm.weight", layer.ssm_dt_norm, scan.step_rank);
+      scan_norm("ssm_b_norm.weight", layer.ssm_b_norm, scan.state_dim);
+      scan_norm("ssm_c_norm.weight", layer.ssm_c_norm, scan.state_dim);
       f(prefix + "ssm_a",
         Slot{nullptr, &layer.ssm_a, scan.n_channels, scan.state_dim, true, false, kScanChannels});
       vector(prefix + "ssm_d", layer.ssm_d, scan.n_channels, true);

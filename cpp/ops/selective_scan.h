@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "base/mat_view.h"
 #include "isa/kernel_table.h"
@@ -9,10 +10,14 @@
 
 namespace edgeh2o {
 
+// RMS norms of what steps are made of, of what writes to the state and of what reads it.
+enum class ScanNorms : uint8_t { kNone, kPlain, kWeighted };
+
 struct ScanSizes {
   size_t n_channels = 0;
   size_t state_dim = 0;  // of a channel
   size_t step_rank = 0;  // of what the channels' steps are made of
+  ScanNorms norms = ScanNorms::kWeighted;
 
   bool is_none() const { return n_channels == 0; }
   size_t n_state() const { return n_channels * state_dim; }

@@ -53,12 +53,17 @@ AttentionPlan dense_plan(const AttentionPlan& plan) {
 // Those of plans where the policy splits groups.
 std::vector<AttentionPlan> make_dense_plans(const std::vector<AttentionPlan>& plans) {
   std::vector<AttentionPlan> result;
-  if (plans[0].shape.splits_groups)
+  if (!plans.empty() && plans[0].shape.splits_groups)
     std::transform(plans.begin(), plans.end(), std::back_inserter(result), dense_plan);
   return result;
 }
 
-// Checks all shapes; gives the plans, and the plan of every layer.
+PolicyNeeds needs_of(const std::vector<LayerKeeps>& layers, const SparsePolicy& policy,
+                     const SequenceShape& shape) {
+  return policy.needs(Sequence::policy_shape(layers, shape, policy.splits_groups()));
+}
+
+// Checks all shapes; gives the plans, none where no layer attends, and the plan of every layer.
 std::vector<AttentionPlan> make_plans(const KernelTable& table, const std::vector<LayerKeeps>& layers,
                                       const SparsePolicy& policy, const SequenceShape& shape,
                                       std::vector<size_t>* plan_of_layer = nullptr) {
@@ -75,7 +80,7 @@ std::vector<AttentionPlan> make_plans(const KernelTable& table, const std::vecto
                    source.values_are_keys == heads.values_are_keys,
                "layer ", i, " reads keys and values of heads of another shape");
   }
-  const PolicyNeeds needs = policy.needs(Sequence::policy_shape(layers, shape, policy.splits_groups()));
+  const PolicyNeeds needs = needs_of(layers, policy, shape);
   const bool is_indexed = std::any_of(layers.begin(), layers.end(),
                                       [](const LayerKeeps& keeps) { return !keeps.heads.index.is_none(); });
   EH2O_CHECK(!is_indexed || (needs.reads_all && !needs.ends_prompts && !policy.chooses_in_decode()),
@@ -96,13 +101,12 @@ std::vector<AttentionPlan> make_plans(const KernelTable& table, const std::vecto
       plans.emplace_back(table, attention, needs);
     }
   }
-  EH2O_CHECK(!plans.empty(), "no layer has attention; models without any are not supported");
   return plans;
 }
 
 // What keys of a layer receive of sampled queries.
-size_t sampled_numbers(const std::vector<AttentionPlan>& plans, const PolicyShape& shape) {
-  return plans[0].needs.n_sampled_queries > 0 ? shape.max_layer_slots * shape.max_context : 0;
+size_t sampled_numbers(const PolicyNeeds& needs, const PolicyShape& shape) {
+  return needs.n_sampled_queries > 0 ? shape.max_layer_slots * shape.max_context : 0;
 }
 
 size_t most_scratch(const std::vector<AttentionPlan>& plans, size_t n_threads) {
@@ -133,11 +137,12 @@ PolicyShape Sequence::policy_shape(const std::vector<LayerKeeps>& layers, const 
 
 Sequence::Sequence(const KernelTable& table, const std::vector<LayerKeeps>& layers,
                    std::shared_ptr<SparsePolicy> policy, const SequenceShape& shape)
-    : shape_(shape), policy_(std::move(policy)) {
+    : shape_(shape), policy_(std::move(policy)), table_(table) {
   EH2O_CHECK(shape.guard.limit >= 0.0, "the limit of the attention's error is ", shape.guard.limit,
              "; it must be at least 0");
   std::vector<size_t> plan_of_layer;
   plans_ = make_plans(table, layers, *policy_, shape, &plan_of_layer);
+  needs_ = needs_of(layers, *policy_, shape);
   dense_plans_ = make_dense_plans(plans_);
   const PolicyShape told = policy_shape(layers, shape, policy_->splits_groups());
   kv_shape_ = told.of_kv_heads();
@@ -174,7 +179,7 @@ Sequence::Sequence(const KernelTable& table, const std::vector<LayerKeeps>& laye
     is_recurrent_ |= !layer.recurrence.is_none();
   }
   n_all_sets_ = told.n_slots();
-  sampled_.reserve(sampled_numbers(plans_, kv_shape_));
+  sampled_.reserve(sampled_numbers(needs_, kv_shape_));
   errors_.reserve(told.max_layer_slots);
   again_.reserve(told.max_layer_slots);
   tokens_.reserve(shape.max_context);
@@ -186,6 +191,7 @@ SequenceBytes Sequence::estimate_bytes(const KernelTable& table, const std::vect
                                        const SparsePolicy& policy, const SequenceShape& shape,
                                        size_t n_threads) {
   const std::vector<AttentionPlan> plans = make_plans(table, layers, policy, shape);
+  const PolicyNeeds needs = needs_of(layers, policy, shape);
   const PolicyShape told = policy_shape(layers, shape, policy.splits_groups()), kv_shape = told.of_kv_heads();
   Arena rows, recurrent;
   size_t received = 0, ahead = 0;
@@ -199,10 +205,10 @@ SequenceBytes Sequence::estimate_bytes(const KernelTable& table, const std::vect
       AttentionState(table, heads, shape.cache_types, shape.max_context, rows);
       if (shape.evicts) received += ReceivedAttention::bytes(heads.n_kv_heads, shape.max_context);
     }
-    PromptMemory(policy, plans[0].needs.ends_prompts && !layers[i].is_windowed, kv_shape, i,
-                 shape.cache_types, heads.values_are_keys, rows);
+    PromptMemory(policy, needs.ends_prompts && !layers[i].is_windowed, kv_shape, i, shape.cache_types,
+                 heads.values_are_keys, rows);
   }
-  received += sampled_numbers(plans, kv_shape) * sizeof(float);
+  received += sampled_numbers(needs, kv_shape) * sizeof(float);
   return {rows.used(), recurrent.used(), ahead, most_scratch(plans, n_threads),
           policy.state_bytes(told) + received};
 }
@@ -225,7 +231,7 @@ void Sequence::read_rest(AttentionPrecision precision, bool reads_all) {
   shape_.precision = precision;
   if (!reads_all) return;
   shape_.guard.n_rows = 0;
-  if (plans_[0].needs.ends_by_scores) return;  // the policy has to see the prompt
+  if (needs_.ends_by_scores) return;  // the policy has to see the prompt
   for (Layer& layer : layers_) std::fill(layer.reads.begin(), layer.reads.end(), SetReads::kAll);
 }
 
@@ -269,7 +275,7 @@ void Sequence::begin_call() {
 
 void Sequence::settle() const {
   for (const Layer& layer : layers_) {
-    if (layer.recurrent) layer.recurrent->settle(plans_[0].table);
+    if (layer.recurrent) layer.recurrent->settle(table_);
   }
 }
 

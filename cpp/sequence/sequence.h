@@ -355,7 +355,7 @@ class Sequence {
   // The rest of the prompt has a memory set read all, or no more; and so do generated tokens, if the policy
   // goes by what it has seen of the prompt.
   void let_decode_read_all(Layer& layer, size_t set, bool reads_all) const {
-    if (plans_[0].needs.ends_by_scores) layer.prompt.read_all(set, reads_all);
+    if (needs_.ends_by_scores) layer.prompt.read_all(set, reads_all);
   }
   size_t owner_of(size_t layer) const;
   std::vector<int32_t> choose_dropped(size_t layer, size_t n_dropped, std::vector<float>* scores);
@@ -365,11 +365,13 @@ class Sequence {
                       const std::vector<std::vector<float>>& scores, size_t n_dropped, size_t n);
   void note_chosen(size_t layer, const int32_t* positions, size_t count, size_t position);
   size_t n_kv_heads_before(size_t layer) const;
-  bool ends_prompts() const { return plans_[0].needs.ends_prompts; }
+  bool ends_prompts() const { return needs_.ends_prompts; }
 
   SequenceShape shape_;
   std::shared_ptr<SparsePolicy> policy_;
-  PolicyShape kv_shape_;                    // its slots in decode
+  PolicyShape kv_shape_;  // its slots in decode
+  const KernelTable& table_;
+  PolicyNeeds needs_;
   std::vector<AttentionPlan> plans_;        // one for all layers of equal heads
   std::vector<AttentionPlan> dense_plans_;  // for calls with a window, where the policy splits groups
   std::vector<Layer> layers_;

@@ -45,7 +45,7 @@ void Sequence::allow_eviction(bool is_allowed) {
   check_whole();
   if (is_allowed) check_rule(*policy_, ends_prompts(), is_indexed(), shape_.cache_types);
   shape_.evicts = is_allowed;
-  const bool is_sampling = plans_[0].needs.n_sampled_queries > 0;
+  const bool is_sampling = needs_.n_sampled_queries > 0;
   change_plans([&](AttentionShape& shape) { shape.sums_weights = is_allowed || is_sampling; });
   for (size_t i = 0; i < layers_.size(); ++i) {
     layers_[i].received = nullptr;

@@ -168,7 +168,7 @@ std::vector<uint8_t> Sequence::save_state() const {
     if (layer.own) layer.own->save(out);
     if (layer.recurrent) layer.recurrent->save(out);
     for (size_t set = 0; set < layer.reads.size(); ++set) {
-      const bool is_all = plans_[0].needs.ends_by_scores && layer.prompt.reads_all(set);
+      const bool is_all = needs_.ends_by_scores && layer.prompt.reads_all(set);
       out.put<uint8_t>(layer.reads[set] == SetReads::kAll ? 2 : is_all);
     }
   }

@@ -125,6 +125,8 @@ class HeadwiseConfig(HeadwiseSettings):
         from .. import _core
 
         chosen = self.choose_budgets(model)
+        if not model.n_slots:  # no layer attends
+            return _core.dense_policy()
         return _core.headwise_policy(
             chosen.per_head,
             by_query_head=chosen.by_query_head,

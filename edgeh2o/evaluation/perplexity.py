@@ -100,7 +100,7 @@ class PerplexityReport:
             f"{describe_settings(self.attention)}, chunks of {self.chunk_size:,}: "
             f"{self.keys_per_query:,.0f} keys per query, dense "
             f"{self.pairs_dense / n_tokens:,.0f} "
-            f"({100 * self.pairs_computed / self.pairs_dense:.0f} %)"
+            f"({100 * self.pairs_computed / max(1, self.pairs_dense):.0f} %)"  # 0: no layer attends
         )
         header = ["tokens", "count", "dense perplexity", "sparse perplexity", "loss %"]
         header += ["KL(dense, sparse)", "same top-1 %"]

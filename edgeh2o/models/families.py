@@ -43,6 +43,7 @@ MODULES = (
     "lfm2",
     "llama",
     "maincoder",
+    "mamba",
     "maple",
     "mellum",
     "minicpm",

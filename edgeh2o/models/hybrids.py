@@ -11,6 +11,7 @@ from ..model_config import MAX_CONV_TAPS, LayerConfig
 from .keys import ArchitectureKeys
 
 CONV_KEY = "shortconv.l_cache"
+NORMS_KEY = "ssm.dt_b_c_rms"
 INTERVAL_KEY = "full_attention_interval"
 RECURRENT_KEY = "attention.recurrent_layers"
 # As the core has them.
@@ -30,11 +31,16 @@ class HybridRule:
         is_grouped: the value heads of a delta net that share a key head are neighbours.
         has_one_branch: a layer has a mixer or a feed-forward network, not both: the latter where
             the file gives its width, and attention where it gives KV heads.
+        has_attention: some layers attend; else none does, and no file says how many heads it has.
+        has_norms: Mamba-1 norms what it selects by, with weights; else files may say that it does,
+            without.
     """
 
     mixer: Literal["short_conv", "delta_net", "mamba1", "mamba2", "attention_mamba2", "none"]
     is_grouped: bool = False
     has_one_branch: bool = False
+    has_attention: bool = True
+    has_norms: bool = True
 
     @property
     def goes_by_kv_heads(self) -> bool:
@@ -57,7 +63,7 @@ def replace_attention(
         key = "attention.head_count_kv"
     else:
         attends, key = _read_interval(keys), INTERVAL_KEY
-    if not any(attends):
+    if rule.has_attention and not any(attends):
         raise FormatError(
             f"{keys.quoted(key)} leaves no layer with attention; models without any are not "
             "supported"
@@ -93,7 +99,7 @@ def _read_sizes(keys: ArchitectureKeys, rule: HybridRule) -> dict[str, Any]:
     taps = {"n_conv_taps": keys.integer("ssm.conv_kernel", minimum=2, maximum=MAX_CONV_TAPS)}
     if rule.mixer == "delta_net":
         return {**taps, "has_grouped_delta_heads": rule.is_grouped, **_read_delta_net(keys)}
-    return {**taps, **(_read_mamba1(keys) if rule.mixer == "mamba1" else _read_mamba2(keys))}
+    return {**taps, **(_read_mamba1(keys, rule) if rule.mixer == "mamba1" else _read_mamba2(keys))}
 
 
 def _read_interval(keys: ArchitectureKeys) -> tuple[bool, ...]:
@@ -144,8 +150,12 @@ def _read_mamba2(keys: ArchitectureKeys) -> dict[str, int]:
     }
 
 
-def _read_mamba1(keys: ArchitectureKeys) -> dict[str, int]:
+def _read_mamba1(keys: ArchitectureKeys, rule: HybridRule) -> dict[str, Any]:
+    norms = "weighted" if rule.has_norms else "none"
+    if not rule.has_norms and keys.metadata.get_bool(keys.full(NORMS_KEY), default=False):
+        norms = "plain"
     return {
+        "scan_norms": norms,
         "n_scan_channels": keys.integer("ssm.inner_size", maximum=MAX_SCAN_CHANNELS),
         "scan_state_dim": keys.integer("ssm.state_size", maximum=MAX_SCAN_STATE_DIM),
         "scan_step_rank": keys.integer("ssm.time_step_rank", maximum=MAX_SCAN_STEP_RANK),

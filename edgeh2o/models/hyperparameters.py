@@ -156,7 +156,7 @@ def read_hyperparameters(
     keys = ArchitectureKeys(metadata, architecture, n_layers - n_drafting)
     _refuse_encoders(keys)
     check_sections(keys, rope)
-    has_one_branch = hybrid is not None and hybrid.has_one_branch
+    has_one_branch = hybrid is not None and (hybrid.has_one_branch or not hybrid.has_attention)
     feed_forward = read_feed_forward(keys, experts, may_be_missing=has_one_branch)
     if has_joint_width:
         feed_forward = feed_forward.halved()
@@ -173,7 +173,7 @@ def read_hyperparameters(
             for layer, limit in zip(layers, feed_forward.gate_limits, strict=True)
         )
     model_dim = keys.integer("embedding_length", maximum=MAX_WIDTH)
-    n_heads = next(layer.n_heads for layer in layers if layer.n_heads)
+    n_heads = next((layer.n_heads for layer in layers if layer.n_heads), 0)
     layout = read_latent(keys, latent, model_dim, n_heads) if latent else None
     if layout is not None:
         head_dim = layout.heads.row_dim
@@ -181,8 +181,8 @@ def read_hyperparameters(
         if layout.index is not None:
             layers = with_indexers(keys, layout.index, layout.heads, layers)
     else:
-        head_dim = _read_head_dim(keys, model_dim, n_heads)
-    rotary_dim = _read_rotary_dim(keys, "rope.dimension_count", head_dim)
+        head_dim = _read_head_dim(keys, model_dim, n_heads) if n_heads else 0
+    rotary_dim = _read_rotary_dim(keys, "rope.dimension_count", head_dim) if head_dim else 0
     sliding_rotary_dim = rotary_dim
     if windows is not None and windows.has_own_heads:
         sliding_head_dim = _read_sliding_head_dim(keys)
@@ -235,7 +235,7 @@ def _read_layers(
     has_rope: Sequence[bool],
     hybrid: HybridRule | None,
 ) -> tuple[LayerConfig, ...]:
-    has_no_heads = hybrid is not None and hybrid.mixer == "none"
+    has_no_heads = hybrid is not None and (hybrid.mixer == "none" or not hybrid.has_attention)
     n_heads = n_kv_heads = keys.integers(
         "attention.head_count", maximum=MAX_HEADS, minimum=0 if has_no_heads else 1
     )

@@ -22,6 +22,7 @@ from .experts import (
     SCALE_KEYS,
     SHARED_KEY,
 )
+from .hybrids import NORMS_KEY
 from .hyperparameters import DRAFTING_KEY, SHARED_KV_KEY, TOKEN_INPUT_KEY, Hyperparameters
 from .key_biases import mark_key_biases
 from .refusals import refuse_unread
@@ -177,7 +178,7 @@ def _make_config(
         temperature_scale=shape.temperature_scale,
         temperature_period=shape.original_context if shape.temperature_scale else 0,
         activation=spec.activation,
-        attention_scale=(spec.attention_scale or 1.0 / math.sqrt(logit_dim))
+        attention_scale=(spec.attention_scale or 1.0 / math.sqrt(logit_dim or 1))
         * logit_factor(shape.rope_scaling),
         latent=latent,
         norms_values=spec.norms_values,
@@ -274,6 +275,7 @@ def _optional_keys(spec: ArchitectureSpec) -> set[str]:
         SHARED_KV_KEY: spec.shares_kv,
         TOKEN_INPUT_KEY: spec.has_token_inputs,
         DRAFTING_KEY: spec.has_drafting_layers,
+        NORMS_KEY: spec.hybrid is not None and not spec.hybrid.has_norms,
         SHARED_KEY: spec.experts is not None and spec.experts.shared not in ("none", "dense"),
         DENSE_KEY: spec.experts is not None and spec.experts.has_dense_layers,
         LIMIT_KEY: spec.experts is not None and spec.experts.has_gate_limits,

@@ -165,6 +165,8 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "scan_state_dim": 32,
         "tied": False,
     },
+    "mamba": {"architecture": "mamba", "n_conv_taps": 4},
+    "falcon-mamba": {"architecture": "mamba", "has_scan_norms": True, "tied": False},
     "nemotron": {"architecture": "nemotron", "rotary_dim": 8, "tied": False},
     "nemotron_biases": {
         "architecture": "nemotron",

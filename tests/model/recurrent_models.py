@@ -12,6 +12,8 @@ MODELS: dict[str, dict[str, object]] = {
     # Keys and values and a recurrent state in one layer.
     "falcon-h1": {"architecture": "falcon-h1", "n_layers": 2},
     "jamba": {"architecture": "jamba", "n_layers": 4, "n_conv_taps": 4},
+    # No layer attends.
+    "mamba": {"architecture": "mamba", "n_layers": 3},
     # Two of four layers keep nothing of the tokens, or a state alone.
     "nemotron_h": {"architecture": "nemotron_h", "n_layers": 4},
 }

@@ -228,6 +228,28 @@ def test_verbs_run_or_refuse(
     assert problem in err and "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "{model}", "-f", "{text}", "-n", "4"],
+        ["run", "{model}", "-f", "{text}", "-n", "4", "--attention", "h2o"],
+        ["bench", "{model}", "-p", "64", "-n", "4", "-r", "1"],
+        ["perplexity", "{model}", "-f", "{text}", "--ctx", "512"],
+        ["inspect", "{model}"],
+    ],
+)
+def test_a_model_without_attention(
+    tiny_model: TinyModelFactory,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+) -> None:
+    text = tmp_path / "text"
+    text.write_text(TEXT * 8)
+    places = {"model": tiny_model(**MODELS["mamba"]), "text": text}
+    assert main([argument.format(**places) for argument in arguments]) == 0, capsys.readouterr().err
+
+
 def test_inspect_shows_the_state(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(path), "--json", "-c", "256"]) == 0
     memory = json.loads(capsys.readouterr().out)["memory_bytes"]

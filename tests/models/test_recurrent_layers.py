@@ -127,6 +127,17 @@ def test_layers_with_mamba1(tiny_model: TinyModelFactory, tmp_path: Path) -> Non
     assert [layer.is_dense for layer in layers] == [True, False, True, True, True, False]
 
 
+def test_layers_of_mamba(tiny_model: TinyModelFactory) -> None:
+    config = read_tiny(tiny_model, "mamba")
+    assert [layer.mixer for layer in config.layers] == ["mamba1"] * 6
+    assert [layer.ffn_dim for layer in config.layers] == [0] * 6
+    assert (config.n_heads, config.n_slots, config.head_dim) == (0, 0, 0)
+    assert config.layers[0].scan_norms == "none"
+    normed = read_tiny(tiny_model, "mamba", has_scan_norms=True)
+    assert normed.layers[0].scan_norms == "plain"
+    assert read_tiny(tiny_model, "jamba").layers[0].scan_norms == "weighted"
+
+
 @pytest.mark.parametrize("n_experts", [0, 1])
 def test_a_jamba_of_one_network_is_dense(
     tiny_model: TinyModelFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_experts: int

@@ -17,7 +17,9 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     drafting.add_metadata(writer, model)
     writer.add_context_length(model.context_length)
     writer.add_embedding_length(model.model_dim)
-    if model.family.mamba2 == "single":
+    if model.family.has_only_mamba1:
+        writer.add_feed_forward_length(0)
+    elif model.family.mamba2 == "single":
         writer.add_feed_forward_length([ffn_dim for _, _, ffn_dim in model.layers])
     else:
         n_widths = 2 if model.family.has_joint_width else 1
@@ -43,7 +45,9 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     if model.family.has_gate_limits:
         limits = np.linspace(0.0, 1.0, model.n_layers)
         writer.add_array(f"{model.architecture}.swiglu_clamp_exp", limits.tolist())
-    if model.family.lacks_mixers:
+    if model.family.has_only_mamba1:
+        writer.add_head_count(0)
+    elif model.family.lacks_mixers:
         writer.add_head_count([n_heads for n_heads, *_ in model.layers])
     else:
         writer.add_head_count(model.n_heads)
@@ -58,10 +62,12 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         if model.family.begins_dense:
             writer.add_leading_dense_block_count(model.n_dense_layers)
         writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
-    has_some = model.family.has_short_conv or model.family.has_mamba1 or model.family.lacks_mixers
+    family = model.family
+    has_some = family.has_short_conv or family.has_mamba1 or family.lacks_mixers
+    has_some &= not family.has_only_mamba1
     if has_some or model.family.mamba2 in ("other", "single"):
         writer.add_head_count_kv([n_kv_heads for _, n_kv_heads, _ in model.layers])
-    elif not model.family.is_latent:
+    elif not model.family.is_latent and not model.family.has_only_mamba1:
         writer.add_head_count_kv(model.n_kv_heads)
     recurrent.add_metadata(writer, model)
     if model.family.mamba2 == "other":

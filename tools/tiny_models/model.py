@@ -35,6 +35,7 @@ class TinyModel:
         n_delta_key_heads, n_delta_value_heads, delta_head_dim: of a delta net.
         n_ssd_heads, ssd_head_dim, n_ssd_groups, ssd_state_dim, has_ssm_norm: of Mamba-2.
         n_scan_channels, scan_state_dim, scan_step_rank: of Mamba-1; None for twice model_dim.
+        has_scan_norms: it norms what it selects by, of mamba.
         n_dense_layers: first layers without experts, in families that have some.
         n_experts, n_experts_used: of a layer and of a token, in families that have experts. None
             make a dense model of granitehybrid and granite_swa.
@@ -95,6 +96,7 @@ class TinyModel:
     ssd_state_dim: int = 32
     has_ssm_norm: bool = True
     n_scan_channels: int | None = None
+    has_scan_norms: bool = False
     scan_state_dim: int = 16
     scan_step_rank: int = 32
     n_dense_layers: int = 1
@@ -161,6 +163,8 @@ class TinyModel:
         by_turns = family.has_short_conv or family.has_mamba1 or family.mamba2 == "other"
         if by_turns and not isinstance(self.n_kv_heads, tuple):
             rows[1] = tuple(self.n_kv_heads * (layer % 2) for layer in range(self.n_layers))
+        if family.has_only_mamba1:
+            rows = [(0,) * self.n_layers] * len(rows)
         if self.family.lacks_mixers and not isinstance(self.n_kv_heads, tuple):
             rows[:2] = (tuple(n * (layer != 1) for layer, n in enumerate(row)) for row in rows[:2])
         if self.family.mamba2 == "single" and not isinstance(self.n_kv_heads, tuple):

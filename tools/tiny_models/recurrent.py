@@ -44,6 +44,8 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_ssm_time_step_rank(model.scan_step_rank)
         writer.add_ssm_state_size(model.scan_state_dim)
         writer.add_ssm_inner_size(model.n_scan_channels or 2 * model.model_dim)
+    if family.has_only_mamba1:
+        writer.add_ssm_dt_b_c_rms(model.has_scan_norms)
     if family.mamba2 == "single":
         writer.add_layer_norm_eps(model.norm_eps)
     if family.mamba2 == "single" and family.has_experts:
@@ -123,7 +125,8 @@ def _add_mamba1(normal: Callable[..., None], prefix: str, model: TinyModel) -> l
     normal(f"{prefix}ssm_dt.bias", channels, std=0.7, mean=-2.0)
     normal(f"{prefix}ssm_a", channels, states, std=0.1, mean=-0.5)
     normal(f"{prefix}ssm_d", channels, std=0.5, mean=1.0)
-    for name, size in (("dt", rank), ("b", states), ("c", states)):
+    norms = (("dt", rank), ("b", states), ("c", states))
+    for name, size in () if model.family.has_only_mamba1 else norms:
         normal(f"{prefix}ssm_{name}_norm.weight", size, std=0.1, mean=1.0)
     return [
         ("ssm_in", 2 * channels, width, width**-0.5),

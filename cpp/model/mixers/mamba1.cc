@@ -72,9 +72,11 @@ struct Mamba1 {
       rms_norm_groups(table, rows, {weight.data(), weight.size()}, call.config.norm_eps);
     };
     multiply(w.ssm_x, parts.u, parts.step_inputs);
-    norm(parts.step_inputs, 0, w.ssm_dt_norm);
-    norm(parts.bc, 0, w.ssm_b_norm);
-    norm(parts.bc, w.ssm_b_norm.size(), w.ssm_c_norm);
+    if (call.spec().scan.norms != ScanNorms::kNone) {
+      norm(parts.step_inputs, 0, w.ssm_dt_norm);
+      norm(parts.bc, 0, w.ssm_b_norm);
+      norm(parts.bc, w.ssm_b_norm.size(), w.ssm_c_norm);
+    }
     multiply(w.ssm_dt, parts.step_inputs, parts.steps);
   }
 

@@ -44,7 +44,7 @@ REFUSED = {
     "starcoder2": "LayerNorm",
     **dict.fromkeys(("codeshell", "cohere2moe", "gpt2", "starcoder"), "LayerNorm"),
     "orion": "LayerNorm",
-    "jamba": "Mamba-1 layers",
+    **dict.fromkeys(("jamba", "mamba"), "Mamba-1 layers"),
     "bitnet": "norms behind attention and activations",
 }
 pytestmark = pytest.mark.usefixtures("host_device")

@@ -165,6 +165,7 @@ FAMILIES: Mapping[str, Family] = {
     "lfm2moe": Family(output_norm="token_embd_norm", has_sigmoid_gate=True),
     "llama": Family(is_interleaved=True),
     "maincoder": Family(is_interleaved=True, norms_after_rope=True),
+    "mamba": Family(no_rope_period=1),
     "maple": Family(rotates_windows_only=True),
     "mellum": Family(window_period=4, sliding_base=10000.0),
     "minicpm": Family(is_interleaved=True),

@@ -56,6 +56,7 @@ class ReferenceConfig:
     index_top_k: int = 0
     qkv_limit: float | None = None
     n_ssd_groups: int = 0
+    has_plain_scan_norms: bool = False
     xielu: tuple[tuple[float, ...], ...] = ()
     gate_cutoffs: tuple[float, ...] = ()
     gate_limits: tuple[float, ...] = ()
@@ -138,7 +139,7 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
     n_layers -= int(number("nextn_predict_layers", 0.0))
     # Heads are counted by the rows of their matrices: layers may differ.
     n_heads = np.ravel(keys.value("attention.head_count"))[0]
-    head_dim = int(number("attention.key_length", model_dim // n_heads))
+    head_dim = int(number("attention.key_length", model_dim // max(n_heads, 1)))
     rotary_dim = int(number("rope.dimension_count", head_dim))
     window = int(number("attention.sliding_window", 0.0))
     pattern = keys.value("attention.sliding_window_pattern", family.window_period)
@@ -204,6 +205,7 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
         qkv_limit=number("attention.clamp_kqv", 0.0) or None,
         index_top_k=int(number("attention.indexer.top_k", 0.0)),
         n_ssd_groups=int(number("ssm.group_count", 0.0)),
+        has_plain_scan_norms=bool(keys.value("ssm.dt_b_c_rms", False)),
     )
 
 

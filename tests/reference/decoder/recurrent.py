@@ -88,6 +88,8 @@ class RecurrentBlocks:
             self.rows.norm(f"{prefix}ssm_{name}_norm", part)
             for name, part in zip(("dt", "b", "c"), selected, strict=True)
         )
+        if self.config.has_plain_scan_norms:
+            steps, b, c = (self.rows.normalised(part) for part in (steps, b, c))
         rates = softplus(self.rows.linear(prefix + "ssm_dt", steps))
         state = self._scan_states.get(layer, np.zeros_like(a))
         out, self._scan_states[layer] = selective_scan(inputs, rates, b, c, a, skips, state)
