@@ -33,7 +33,7 @@ DIFFERENT = array(raw.UINT32, [N_KV_HEADS, 1])
 WRONG_KEYS = [
     ("general.architecture", None, "'general.architecture' .*missing"),
     ("general.architecture", uint32(1), "'general.architecture' is an integer, but must be a str"),
-    ("general.architecture", string("mamba\x1b[2J"), r"'mamba\\x1b\[2J'.*supported: .*llama"),
+    ("general.architecture", string("xyz\x1b[2J"), r"'xyz\\x1b\[2J'.*supported: .*llama"),
     ("general.architecture", string("bitnet-b1.58"), r"'bitnet-b1\.58'.*Microsoft's bitnet\.cpp"),
     ("general.architecture", string("LLAMA"), "'LLAMA'.*not supported"),
     ("block_count", None, "'llama.block_count' .*missing"),
