@@ -87,7 +87,7 @@ def test_breakers_are_looked_for_once(tokenizer: Tokenizer) -> None:
         assert b"\n" in text or b"##" in text
     assert (tokenizer.encode("\n", add_special=False)[0],) in found
     assert find_breakers(tokenizer, ()) == []
-    for number in range(20):  # bounded
+    for number in range(8):  # bounded
         find_breakers(tokenizer, [f"<{number}>"])
     assert find_breakers(tokenizer, ["\n", "##"]) is not found
 
