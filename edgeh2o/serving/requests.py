@@ -23,7 +23,10 @@ MAX_TOKENS = 2**30
 MAX_BIASES = 1024
 _EFFORT = re.compile(r"[\w-]{1,64}", re.ASCII)
 # Fields that would change the answer and have no meaning here.
-_REFUSED = {"best_of": 1, "n": 1, "suffix": None, "audio": None, "functions": None}
+_REFUSED = {
+    **{"best_of": 1, "n": 1, "suffix": None, "audio": None, "functions": None},
+    **{"mirostat": 0},  # of llama-server
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -176,13 +176,14 @@ def test_requests_may_name_all_samplers(server: RunningServer) -> None:
     assert drawn["content"] == ask(server, "/completion", body | rare)["content"]
     assert drawn["content"] != plain["content"]
     off = {"dry_multiplier": 2.0, "dry_base": 0.0, "typical_p": 1.0, "top_n_sigma": -1}
+    off |= {"mirostat": 0, "mirostat_tau": 5.0}
     assert ask(server, "/completion", body | off)["content"] == plain["content"]
     none = ask(server, "/completion", body | {"dry_sequence_breakers": [], "typical_p": 0})
     assert none["generation_settings"]["dry_sequence_breakers"] == []
     assert len(none["content"]) > 0
     for name, wrong in (
         *(("xtc_probability", 2), ("dry_multiplier", -1), ("dry_allowed_length", 1.5)),
-        *(("dry_sequence_breakers", [""]), ("typical_p", "x")),
+        *(("dry_sequence_breakers", [""]), ("typical_p", "x"), ("mirostat", 2)),
     ):
         reply = fetch(server, "/completion", json.dumps(body | {name: wrong}).encode(), JSON)
         assert reply.status_code == 400 and name in reply.json()["error"]["message"]
