@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from threading import Lock
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -22,6 +23,7 @@ _MAX_TAIL = 20
 _MAX_FOUND = 8
 _found: WeakKeyDictionary[Tokenizer, OrderedDict[tuple[str, ...], list[tuple[int, ...]]]]
 _found = WeakKeyDictionary()
+_lock = Lock()
 
 
 def make_sampler(
@@ -77,11 +79,14 @@ def find_breakers(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[int,
     """
     of_tokenizer = _found.setdefault(tokenizer, OrderedDict())
     key = tuple(texts)
-    if key not in of_tokenizer:
-        if len(of_tokenizer) >= _MAX_FOUND:
-            of_tokenizer.popitem(last=False)
-        of_tokenizer[key] = sorted(set(_find_breakers(tokenizer, key)))
-    return of_tokenizer[key]
+    found = of_tokenizer.get(key)
+    if found is None:
+        found = sorted(set(_find_breakers(tokenizer, key)))
+        with _lock:  # a server's answers begin side by side
+            of_tokenizer[key] = found
+            if len(of_tokenizer) > _MAX_FOUND:
+                of_tokenizer.popitem(last=False)
+    return found
 
 
 def _find_breakers(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[tuple[int, ...]]:
