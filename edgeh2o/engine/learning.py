@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from .. import _core
 from ..attention.budget_points import budget_of_length
 from ..attention.budget_table import BudgetTable
 from ..attention.head_budgets import PROFILE_POINTS, TOO_SHORT, UNKNOWN, keys_per_query
@@ -63,7 +64,10 @@ def measure_profile(
     shape = profile_shape(plan.threads)
     sizes = host_sizes(plan.reading_all(), shape, model.estimate_session_bytes)
     require_fit(shape.max_context, sizes, find_room(plan.threads))
-    return profile_prompt(model, token_ids, threads=plan.threads)
+    try:
+        return profile_prompt(model, token_ids, threads=plan.threads)
+    finally:
+        _core.release_threads()  # as behind a generation: another thread may go on
 
 
 class Learner:

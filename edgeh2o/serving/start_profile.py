@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import _core
 from ..attention.kept_profiles import MIN_PROMPT
 from ..engine.learning import lacks_profile
 from ..errors import ResourceError
@@ -39,6 +38,4 @@ def profile_at_start(opened: Session) -> None:
         reason = "its numbers are not finite, or the example text is too short for it"
     except ResourceError as error:
         reason = str(error)
-    finally:
-        _core.release_threads()  # the next call is another thread's
     _logger.warning("no profile of the model can be made, long prompts are read dense: %s", reason)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+import numpy as np
 import psutil
 import pytest
 
@@ -61,6 +62,13 @@ def test_a_generation_leaves_none(llm: LLM, n_before: int) -> None:
         worker.join()
         assert _falls_to(n_before)
     assert found == [n_before + 2] * len(found)  # while there is something to do
+
+
+def test_a_profile_leaves_none(llm: LLM, n_before: int) -> None:
+    llm.start_runner(64).prefill(np.full(40, 3, np.int32), is_last=True)
+    assert _count() == n_before + 2  # what a caller of its own reads is the caller's
+    assert llm.profile_budgets(np.arange(2048, dtype=np.int32) % 200 + 3)
+    assert _falls_to(n_before)
 
 
 def test_one_that_is_left_early_leaves_none(llm: LLM, n_before: int) -> None:
