@@ -10,9 +10,7 @@ model are those of tests/golden/transformers.
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +20,7 @@ import numpy as np
 
 from tests.transformers.peft_folders import FOLDER, write_recorded
 from tests.transformers.published import read_published, write_published
-from tools.update_folder_goldens import read_shapes
+from tools.update_folder_goldens import read_shapes, record_cases
 
 _EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
 # By the folder of the model, and what LoraConfig has beside linear layers, rank and alpha.
@@ -100,21 +98,8 @@ def record(case: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line entry; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="update_adapter_goldens", description=__doc__.split("\n")[0]
-    )
-    parser.add_argument("cases", nargs="*", help="default: all", metavar="CASE")
-    options = parser.parse_args(arguments)
-    unknown = set(options.cases) - set(CASES)
-    if unknown:
-        parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
-    try:
-        for case in options.cases or CASES:
-            record(case)
-    except (ImportError, OSError, ValueError) as error:
-        print(f"update_adapter_goldens: error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    description = __doc__.split("\n")[0]
+    return record_cases("update_adapter_goldens", description, CASES, record, arguments)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -78,23 +78,33 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         return {name: tuple(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line entry; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="update_folder_goldens", description=__doc__.split("\n")[0]
-    )
+def record_cases(
+    program: str,
+    description: str,
+    cases: Collection[str],
+    record: Callable[[str], None],
+    arguments: Sequence[str] | None,
+) -> int:
+    """The command line of a program that records some of ``cases``; returns the exit code."""
+    parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("cases", nargs="*", help="default: all", metavar="CASE")
     options = parser.parse_args(arguments)
-    unknown = set(options.cases) - set(CASES)
+    unknown = set(options.cases) - set(cases)
     if unknown:
-        parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+        parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(cases)}")
     try:
-        for case in options.cases or CASES:
+        for case in options.cases or cases:
             record(case)
     except (ImportError, OSError, ValueError) as error:
-        print(f"update_folder_goldens: error: {error}", file=sys.stderr)
+        print(f"{program}: error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line entry; returns the exit code."""
+    description = __doc__.split("\n")[0]
+    return record_cases("update_folder_goldens", description, CASES, record, arguments)
 
 
 if __name__ == "__main__":

@@ -251,7 +251,7 @@ cdef class Sampler:
                 continue
             value = value / self.repeat_penalty if value > 0 else value * self.repeat_penalty
             self.adjusted[token] = <float> fmin(fmax(value, -FLT_MAX), FLT_MAX)
-        if self.dry_window_size and self.n_recent:
+        if self.dry_window_size:
             self._penalise_repetition()
         for i in range(self.banned.shape[0]):
             self.adjusted[self.banned[i]] = NEGATIVE_INFINITY

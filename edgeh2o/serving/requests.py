@@ -238,9 +238,8 @@ def _read_sampling(
             values[name] = 1e-9
     if values.get("dry_base", 1) < 1:  # off, as in llama-server
         values |= {"dry_multiplier": 0.0, "dry_base": 1.0}
-    breakers = fields.texts("dry_sequence_breakers", MAX_STOPS)
-    if breakers or fields.raw("dry_sequence_breakers") is not None:
-        values["dry_sequence_breakers"] = breakers
+    if fields.raw("dry_sequence_breakers") is not None:  # none at all is an empty array
+        values["dry_sequence_breakers"] = fields.texts("dry_sequence_breakers", MAX_STOPS)
     if values.get("top_k") == -1:
         values["top_k"] = 0
     if values.get("max_tokens", -1) >= 0:
