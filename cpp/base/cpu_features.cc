@@ -21,12 +21,13 @@ uint64_t read_xcr0() {
   return (static_cast<uint64_t>(high) << 32) | low;
 }
 
-// Intel's first processors with AVX512_BF16 do no more of its products per cycle than of f32 ones.
-bool is_amd() {
+bool is_made_by(uint32_t ebx, uint32_t edx, uint32_t ecx) {
   uint32_t a, b, c, d;
-  return __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx && d == signature_AMD_edx &&
-         c == signature_AMD_ecx;
+  return __get_cpuid(0, &a, &b, &c, &d) && b == ebx && d == edx && c == ecx;
 }
+
+// Intel's first processors with AVX512_BF16 do no more of its products per cycle than of f32 ones.
+bool is_amd() { return is_made_by(signature_AMD_ebx, signature_AMD_edx, signature_AMD_ecx); }
 
 constexpr bool bit(uint32_t word, int index) { return (word >> index) & 1; }
 
@@ -51,6 +52,12 @@ CpuFeatures detect_cpu_features() {
   return features;
 }
 
+size_t weights_ahead() {
+  // Asked once: a virtual machine's host answers.
+  static const bool is_intel = is_made_by(signature_INTEL_ebx, signature_INTEL_edx, signature_INTEL_ecx);
+  return is_intel ? size_t{4} << 10 : 0;
+}
+
 #elif defined(__aarch64__)
 
 CpuFeatures detect_cpu_features() {
@@ -68,6 +75,10 @@ CpuFeatures detect_cpu_features() {
 
 CpuFeatures detect_cpu_features() { return {}; }
 
+#endif
+
+#if !defined(__x86_64__)
+size_t weights_ahead() { return 0; }
 #endif
 
 }  // namespace edgeh2o

@@ -60,17 +60,18 @@ struct KernelTable {
 
   void (*quantize_q8p_f32)(uint8_t* out, const float* x, size_t x_stride, size_t n_rows, size_t tile_rows,
                            size_t depth, size_t scale_block);
-  void (*unpack_q_qp)(PackedFormat, uint8_t* out, const uint8_t* w, size_t n_records);
+  void (*unpack_q_qp)(PackedFormat, uint8_t* out, const uint8_t* w, size_t n_records, size_t weights_ahead);
   void (*gemm_f32_q8_qp)(PackedFormat, float* c, size_t c_stride, const uint8_t* x, size_t x_tile_bytes,
                          const uint8_t* w, size_t n_records, size_t n_rows, size_t n_cols, bool accumulate);
   void (*gemv_f32_q8_qp)(PackedFormat, float* y, size_t y_stride, const uint8_t* x, size_t tile_rows,
-                         const uint8_t* w, size_t n_records, size_t n_rows, size_t n_cols, bool accumulate);
+                         const uint8_t* w, size_t n_records, size_t n_rows, size_t n_cols, bool accumulate,
+                         size_t weights_ahead);
   void (*unpack_f32_fp)(PackedFormat, float* out, const void* w, size_t depth);
   void (*gemm_f32_f32_f32p)(float* c, size_t c_stride, const float* a, size_t a_stride, const float* b,
                             size_t b_stride, size_t n_rows, size_t n_cols, size_t depth, bool accumulate);
   void (*gemv_f32_f32_fp)(PackedFormat, float* y, size_t y_stride, const float* x, size_t x_stride,
                           const void* w, size_t panel_bytes, size_t depth, size_t n_rows, size_t n_cols,
-                          bool accumulate);
+                          bool accumulate, size_t weights_ahead);
 
   void (*rms_norm_f32)(float* out, const float* x, const float* weight, size_t n, float eps);
   void (*layer_norm_f32)(float* out, const float* x, const float* weight, const float* bias, size_t n,
@@ -117,7 +118,8 @@ struct KernelTable {
   // As AttentionKernels::peak.
   uint64_t (*peak_q4)(float* out, size_t n_rounds);
   uint64_t (*peak_q8)(float* out, size_t n_rounds);
-  float (*peak_read)(const float* values, size_t n_bytes);  // benchmark; n_bytes: a multiple of 512
+  // Benchmark; n_bytes: a multiple of 512.
+  float (*peak_read)(const float* values, size_t n_bytes, size_t bytes_ahead);
 };
 
 // What an ISA that adds products of bf16 to another one does not share with it.

@@ -140,7 +140,8 @@ EH2O_INLINE simd::F32 load_float_weights(const void* w, size_t i) {
 // One sum per output in the order of depth, as in the matrix product; several panels hide its latency.
 template <PackedFormat kFormat, size_t kRows, size_t kPanels>
 EH2O_INLINE void gemv_float_tile(float* y, size_t y_stride, const float* x, size_t x_stride, const uint8_t* w,
-                                 size_t panel_bytes, size_t depth, size_t n_cols, bool accumulate) {
+                                 size_t panel_bytes, size_t depth, size_t n_cols, bool accumulate,
+                                 size_t weights_ahead) {
   using namespace simd;
   constexpr size_t kVectors = kGemmF32Vectors;
   const auto columns_of = [&](size_t panel) {
@@ -158,8 +159,8 @@ EH2O_INLINE void gemv_float_tile(float* y, size_t y_stride, const float* x, size
     F32 rows[kRows];
     unroll<kRows>([&](auto r) { rows[r] = set1(x[r * x_stride + k]); });
     unroll<kPanels>([&](auto p) {
-      if (kWeightsAhead > 0 && k * kStepBytes % 64 < kStepBytes) {
-        const uint8_t* ahead = w + p * panel_bytes + k * kStepBytes + kWeightsAhead;
+      if (weights_ahead > 0 && k * kStepBytes % 64 < kStepBytes) {
+        const uint8_t* ahead = w + p * panel_bytes + k * kStepBytes + weights_ahead;
         for (size_t i = 0; i < kStepBytes; i += 64) __builtin_prefetch(ahead + i, 0, 2);
       }
       unroll<kVectors>([&](auto v) {
@@ -177,14 +178,14 @@ EH2O_INLINE void gemv_float_tile(float* y, size_t y_stride, const float* x, size
 
 template <PackedFormat kFormat, size_t kRows>
 void gemv_float(float* y, size_t y_stride, const float* x, size_t x_stride, const uint8_t* w,
-                size_t panel_bytes, size_t depth, size_t n_cols, bool accumulate) {
+                size_t panel_bytes, size_t depth, size_t n_cols, bool accumulate, size_t weights_ahead) {
   constexpr size_t kPanels = kRows < 4 ? 4 / kRows : 1;
   size_t col = 0;
   const auto step = [&](auto panels) {
     for (; col + (panels - 1) * kGemmF32Columns < n_cols; col += panels * kGemmF32Columns) {
       gemv_float_tile<kFormat, kRows, panels>(y + col, y_stride, x, x_stride,
                                               w + col / kGemmF32Columns * panel_bytes, panel_bytes, depth,
-                                              n_cols - col, accumulate);
+                                              n_cols - col, accumulate, weights_ahead);
     }
   };
   step(simd::Index<kPanels>{});
@@ -194,10 +195,11 @@ void gemv_float(float* y, size_t y_stride, const float* x, size_t x_stride, cons
 
 template <PackedFormat kFormat>
 void gemv_float_rows(float* y, size_t y_stride, const float* x, size_t x_stride, const void* w,
-                     size_t panel_bytes, size_t depth, size_t n_rows, size_t n_cols, bool accumulate) {
+                     size_t panel_bytes, size_t depth, size_t n_rows, size_t n_cols, bool accumulate,
+                     size_t weights_ahead) {
   simd::with_constant<simd::kGemvFloatRows>(n_rows, [&](auto rows) {
     gemv_float<kFormat, rows>(y, y_stride, x, x_stride, static_cast<const uint8_t*>(w), panel_bytes, depth,
-                              n_cols, accumulate);
+                              n_cols, accumulate, weights_ahead);
   });
 }
 
@@ -205,12 +207,12 @@ void gemv_float_rows(float* y, size_t y_stride, const float* x, size_t x_stride,
 // of which w is the first; (+)= x times w. x: [n_rows][x_stride], n_rows <= kGemvFloatRows.
 inline void gemv_f32_f32_fp(PackedFormat format, float* y, size_t y_stride, const float* x, size_t x_stride,
                             const void* w, size_t panel_bytes, size_t depth, size_t n_rows, size_t n_cols,
-                            bool accumulate) {
+                            bool accumulate, size_t weights_ahead) {
   switch (format) {
 #define EH2O_CASE(name)                                                                                 \
   case PackedFormat::name:                                                                              \
     return gemv_float_rows<PackedFormat::name>(y, y_stride, x, x_stride, w, panel_bytes, depth, n_rows, \
-                                               n_cols, accumulate);
+                                               n_cols, accumulate, weights_ahead);
     EH2O_CASE(kF32)
     EH2O_CASE(kF16)
     EH2O_CASE(kBF16)

@@ -226,7 +226,8 @@ EH2O_INLINE void gemm_words_tile(float* c, size_t c_stride, const uint8_t* x, co
 // A few rows, as gemv_q8.
 template <PackedFormat kFormat, typename Dot, size_t kRows>
 __attribute__((flatten)) void gemv_words(float* y, size_t y_stride, const uint8_t* x, const uint8_t* w,
-                                         size_t n_records, size_t n_rows, size_t n_cols, bool accumulate) {
+                                         size_t n_records, size_t n_rows, size_t n_cols, bool accumulate,
+                                         size_t weights_ahead) {
   using namespace simd;
   constexpr size_t kVectors = kGemmQ8Vectors;
   constexpr size_t kChains = kRows == 1 ? kQ8Chains : 1;
@@ -242,7 +243,7 @@ __attribute__((flatten)) void gemv_words(float* y, size_t y_stride, const uint8_
     unroll<kRows>([&](auto r) { unroll<kVectors>([&](auto v) { sum[r][v] = set1_i32(0); }); });
     for (size_t record = first; record < end; ++record) {
       weights.enter(record);
-      weights.fetch_ahead();
+      weights.fetch_ahead(weights_ahead);
       if (record == first) scales = weights.scales();
       const uint8_t* quants = weights.quants();
       add_record<kFormat, Dot, kChains>(

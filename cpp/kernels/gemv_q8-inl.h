@@ -58,12 +58,11 @@ class RecordReader {
     }
   }
 
-  // Fetches what lies kWeightsAhead behind the record.
-  EH2O_INLINE void fetch_ahead() const {
-    if constexpr (simd::kWeightsAhead > 0) {
-      const uint8_t* ahead = record_ + simd::kWeightsAhead;
-      for (size_t i = 0; i < Sizes::kRecordPerColumn * kCols; i += 64) __builtin_prefetch(ahead + i, 0, 2);
-    }
+  // Fetches what lies n_bytes behind the record, unless n_bytes is 0.
+  EH2O_INLINE void fetch_ahead(size_t n_bytes) const {
+    if (n_bytes == 0) return;
+    const uint8_t* ahead = record_ + n_bytes;
+    for (size_t i = 0; i < Sizes::kRecordPerColumn * kCols; i += 64) __builtin_prefetch(ahead + i, 0, 2);
   }
 
   EH2O_INLINE simd::F32 scale(size_t sub, size_t v) const {
@@ -177,7 +176,8 @@ EH2O_INLINE simd::I8 load_weights(const uint8_t* quants, size_t v) {
 // Flat: gcc leaves a lambda of some formats out of line, with its accumulators in memory.
 template <PackedFormat kFormat, size_t kRows>
 __attribute__((flatten)) void gemv_q8(float* y, size_t y_stride, const uint8_t* x, const uint8_t* w,
-                                      size_t n_records, size_t n_rows, size_t n_cols, bool accumulate) {
+                                      size_t n_records, size_t n_rows, size_t n_cols, bool accumulate,
+                                      size_t weights_ahead) {
   using namespace simd;
   using Traits = PackedTraits<kFormat>;
   using Dot = Dot4<Traits::kBits>;
@@ -197,7 +197,7 @@ __attribute__((flatten)) void gemv_q8(float* y, size_t y_stride, const uint8_t* 
   RecordReader<kFormat> weights(w);
   for (size_t record = 0; record < n_records; ++record) {
     weights.enter(record);
-    weights.fetch_ahead();
+    weights.fetch_ahead(weights_ahead);
     const uint8_t* w_quants = weights.quants();
     const ActivationRecord<kRows> row(x);
     unroll<kSubBlocks>([&](auto sub) {

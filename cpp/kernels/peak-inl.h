@@ -33,14 +33,14 @@ uint64_t peak_float(float* out, size_t n_rounds) {
 
 // Reads n_bytes, a multiple of 512, in order, as fast as memory gives them. Returns a sum of some of them, so
 // that they are read indeed.
-inline float peak_read(const float* values, size_t n_bytes) {
+inline float peak_read(const float* values, size_t n_bytes, size_t bytes_ahead) {
   using namespace simd;
   constexpr size_t kChains = 8;
   F32 sum[kChains];
   unroll<kChains>([&](auto i) { sum[i] = zero(); });
   for (const float* end = values + n_bytes / sizeof(float); values < end; values += kChains * kLanes) {
-    if constexpr (kWeightsAhead > 0) {
-      const auto* ahead = reinterpret_cast<const uint8_t*>(values) + kWeightsAhead;
+    if (bytes_ahead > 0) {
+      const auto* ahead = reinterpret_cast<const uint8_t*>(values) + bytes_ahead;
       for (size_t i = 0; i < kChains * kLanes * sizeof(float); i += 64) __builtin_prefetch(ahead + i, 0, 2);
     }
     unroll<kChains>([&](auto i) { sum[i] = add(sum[i], load(values + i * kLanes)); });

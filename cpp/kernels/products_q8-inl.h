@@ -38,28 +38,30 @@ inline void gemm_f32_q8_qp(PackedFormat format, float* c, size_t c_stride, const
 
 template <PackedFormat kFormat>
 void gemv_q8_rows(float* y, size_t y_stride, const uint8_t* x, size_t tile_rows, const uint8_t* w,
-                  size_t n_records, size_t n_rows, size_t n_cols, bool accumulate) {
+                  size_t n_records, size_t n_rows, size_t n_cols, bool accumulate, size_t weights_ahead) {
   simd::with_constant<simd::kGemvRows>(tile_rows, [&](auto rows) {
     if constexpr (rows != vector_tile_rows(rows)) {
       return;
     } else if constexpr (WordFormat<kFormat>::kExists) {
-      gemv_words<kFormat, simd::WordDot, rows>(y, y_stride, x, w, n_records, n_rows, n_cols, accumulate);
+      gemv_words<kFormat, simd::WordDot, rows>(y, y_stride, x, w, n_records, n_rows, n_cols, accumulate,
+                                               weights_ahead);
     } else {
-      gemv_q8<kFormat, rows>(y, y_stride, x, w, n_records, n_rows, n_cols, accumulate);
+      gemv_q8<kFormat, rows>(y, y_stride, x, w, n_records, n_rows, n_cols, accumulate, weights_ahead);
     }
   });
 }
 
 // y: [n_rows][y_stride], n_cols <= kGemmQ8Columns outputs of one panel (+)= x times w. x: one packed tile of
-// tile_rows <= kGemvRows rows, of which n_rows count. w: one packed panel.
+// tile_rows <= kGemvRows rows, of which n_rows count. w: one packed panel. weights_ahead:
+// base/cpu_features.h.
 inline void gemv_f32_q8_qp(PackedFormat format, float* y, size_t y_stride, const uint8_t* x, size_t tile_rows,
-                           const uint8_t* w, size_t n_records, size_t n_rows, size_t n_cols,
-                           bool accumulate) {
+                           const uint8_t* w, size_t n_records, size_t n_rows, size_t n_cols, bool accumulate,
+                           size_t weights_ahead) {
   switch (format) {
 #define EH2O_CASE(name)                                                                              \
   case PackedFormat::name:                                                                           \
     return gemv_q8_rows<PackedFormat::name>(y, y_stride, x, tile_rows, w, n_records, n_rows, n_cols, \
-                                            accumulate);
+                                            accumulate, weights_ahead);
     EH2O_QUANTISED_FORMATS(EH2O_CASE)
 #undef EH2O_CASE
     default:
@@ -131,14 +133,14 @@ EH2O_INLINE void unpack_quants(uint8_t* out, const RecordReader<kFormat>& weight
 
 // Unpacks n_records of a packed panel for gemm_f32_q8_qp; the first record starts a two-level header.
 template <PackedFormat kFormat, typename Dot = simd::WordDot>
-void unpack_panel_q(uint8_t* out, const uint8_t* w, size_t n_records) {
+void unpack_panel_q(uint8_t* out, const uint8_t* w, size_t n_records, size_t weights_ahead) {
   using namespace simd;
   using Sizes = UnpackedSizes<kFormat, kUnpackedAs<kFormat, Dot>>;
   constexpr size_t kCols = kGemmQ8Columns;
   RecordReader<kFormat> weights(w);
   for (size_t record = 0; record < n_records; ++record) {
     weights.enter(record);
-    weights.fetch_ahead();
+    weights.fetch_ahead(weights_ahead);
     if (Sizes::kHeaderPerColumn > 0 && record % kSuperRecords == 0) {
       float* header = reinterpret_cast<float*>(out);
       unroll<kGemmQ8Vectors>([&](auto v) {
@@ -153,11 +155,12 @@ void unpack_panel_q(uint8_t* out, const uint8_t* w, size_t n_records) {
   }
 }
 
-inline void unpack_q_qp(PackedFormat format, uint8_t* out, const uint8_t* w, size_t n_records) {
+inline void unpack_q_qp(PackedFormat format, uint8_t* out, const uint8_t* w, size_t n_records,
+                        size_t weights_ahead) {
   switch (format) {
 #define EH2O_CASE(name)    \
   case PackedFormat::name: \
-    return unpack_panel_q<PackedFormat::name>(out, w, n_records);
+    return unpack_panel_q<PackedFormat::name>(out, w, n_records, weights_ahead);
     EH2O_QUANTISED_FORMATS(EH2O_CASE)
 #undef EH2O_CASE
     default:

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/cpu_features.h"
 #include "base/parallel.h"
 
 namespace edgeh2o {
@@ -85,7 +86,7 @@ void run_few_rows(const KernelTable& table, const MatmulInput& input, const Task
   const size_t step = is_one_tile ? depth : is_quantised ? kDepthQ : kDepthF32;
   // A float kernel hides its latency by several panels.
   const size_t n_at_once = is_one_tile && !is_quantised ? task.n_panels : 1;
-  const size_t stride = task.output->out_stride, nr = table.layout.panel_cols;
+  const size_t stride = task.output->out_stride, nr = table.layout.panel_cols, ahead = weights_ahead();
   for (size_t panel = 0; panel < task.n_panels; panel += n_at_once) {
     const size_t n_cols = std::min(n_at_once * nr, task.n_cols(nr) - panel * nr);
     for (size_t k = 0; k < depth; k += step) {
@@ -97,10 +98,10 @@ void run_few_rows(const KernelTable& table, const MatmulInput& input, const Task
         float* y = out + row * stride + panel * nr;
         if (is_quantised) {
           table.gemv_f32_q8_qp(weight.format(), y, stride, input.packed.record(row / tile_rows, k), tile_rows,
-                               w, count / kBlock, n_rows, n_cols, accumulate);
+                               w, count / kBlock, n_rows, n_cols, accumulate, ahead);
         } else {
           table.gemv_f32_f32_fp(weight.format(), y, stride, input.rows.row(row) + k, input.rows.stride, w,
-                                weight.panel_bytes(), count, n_rows, n_cols, accumulate);
+                                weight.panel_bytes(), count, n_rows, n_cols, accumulate, ahead);
         }
       }
     }
@@ -119,7 +120,7 @@ void run_matrix(const KernelTable& table, const MatmulInput& input, const Task& 
     const uint8_t* panel = weight.panel_at(task.panel, k);
     if (weight.is_quantised()) {
       const Activations8& x = input.packed;
-      table.unpack_q_qp(weight.format(), scratch, panel, count / kBlock);
+      table.unpack_q_qp(weight.format(), scratch, panel, count / kBlock, weights_ahead());
       table.gemm_f32_q8_qp(weight.format(), out, task.output->out_stride,
                            x.record(task.first_row / x.tile_rows, k), x.tile_bytes(), scratch, count / kBlock,
                            task.n_rows, n_cols, accumulate);

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/arena.h"
+#include "base/cpu_features.h"
 #include "base/parallel.h"
 
 namespace edgeh2o {
@@ -23,7 +24,7 @@ std::vector<double> measure_reading(const KernelTable& table, size_t n_bytes, in
     const auto start = Clock::now();
     parallel_for(n_pieces, [&](size_t piece, size_t) {
       const uint8_t* begin = buffer.data() + piece * kPieceBytes;
-      sums[piece] = table.peak_read(reinterpret_cast<const float*>(begin), kPieceBytes);
+      sums[piece] = table.peak_read(reinterpret_cast<const float*>(begin), kPieceBytes, weights_ahead());
     });
     seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
   }

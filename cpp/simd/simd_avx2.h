@@ -29,9 +29,6 @@ struct HalfColumns;
 inline constexpr bool kHasWordDot = true;
 inline constexpr size_t kGemmQ8Rows = 3, kGemmQ8Vectors = 2;
 inline constexpr size_t kGemvRows = 6, kGemvFloatRows = 6;  // that a matrix-vector kernel takes at once
-// Bytes behind the weights in work that a matrix-vector kernel fetches: processors do not go on by themselves
-// behind the end of 4 KiB.
-inline constexpr size_t kWeightsAhead = size_t{4} << 10;
 inline constexpr size_t kQ8Chains = 2;
 inline constexpr size_t kGemmF32Rows = 6, kGemmF32Vectors = 2;
 

@@ -32,9 +32,6 @@ inline constexpr bool kHasWordDot = true;
 inline constexpr size_t kGemmQ8Rows = 6, kGemmQ8Vectors = 2;
 // Rows that a matrix-vector kernel takes at once, whose dot products stay in registers, if their sums do not.
 inline constexpr size_t kGemvRows = 8, kGemvFloatRows = 8;
-// Bytes behind the weights in work that a matrix-vector kernel fetches: processors do not go on by themselves
-// behind the end of 4 KiB.
-inline constexpr size_t kWeightsAhead = size_t{4} << 10;
 inline constexpr size_t kQ8Chains = 2;
 inline constexpr size_t kGemmF32Rows = 12, kGemmF32Vectors = 2;
 

@@ -40,8 +40,7 @@ inline constexpr bool kHasWordDot = false;
 struct WordDot;
 inline constexpr size_t kGemmQ8Rows = 4, kGemmQ8Vectors = 2;
 inline constexpr size_t kGemvRows = 4, kGemvFloatRows = 4;  // that a matrix-vector kernel takes at once
-inline constexpr size_t kWeightsAhead = 0;  // bytes that a matrix-vector kernel fetches beforehand
-inline constexpr size_t kQ8Chains = 1;      // accumulators are forwarded, and several records are in flight
+inline constexpr size_t kQ8Chains = 1;  // accumulators are forwarded, and several records are in flight
 inline constexpr size_t kGemmF32Rows = 8, kGemmF32Vectors = 2;
 
 EH2O_INLINE F32 zero() { return vdupq_n_f32(0.0f); }

@@ -115,9 +115,12 @@ void check_quantize_wide(const KernelTable& table, Check& check) {
   }
 }
 
+// Bytes that kernels fetch ahead, behind the end of what there is too.
+constexpr size_t kAhead = 4096;
+
 std::vector<uint8_t> unpack(const KernelTable& table, const WeightPanel& w, size_t guard) {
   std::vector<uint8_t> unpacked(w.unpacked_bytes() + guard, 0xa5);
-  table.unpack_q_qp(w.format.format, unpacked.data(), w.packed.data(), w.n_records);
+  table.unpack_q_qp(w.format.format, unpacked.data(), w.packed.data(), w.n_records, guard == 0 ? 0 : kAhead);
   return unpacked;
 }
 
@@ -235,7 +238,7 @@ void check_gemv_q8(const KernelTable& table, Check& check) {
         const bool accumulate = n_cols % 2 == 1;
         std::vector<float> y((n_rows + 1) * stride, kUntouched);
         table.gemv_f32_q8_qp(w.format.format, y.data(), stride, packed_x.data(), tile_rows, w.packed.data(),
-                             w.n_records, n_rows, n_cols, accumulate);
+                             w.n_records, n_rows, n_cols, accumulate, accumulate ? kAhead : 0);
         for (size_t i = 0; i < y.size(); ++i) {
           const size_t row = i / stride, col = i % stride;
           if (row == n_rows || col >= n_cols) {
@@ -260,7 +263,7 @@ void check_rows_alike(const KernelTable& table, Check& check) {
     const Activations x(1, n_records, Values::kRandom, Scales::kAny, 5, w.scale_block);
     std::vector<float> want(nr, kUntouched), got(nr);
     table.gemv_f32_q8_qp(format.format, want.data(), nr, x.pack(1, table.layout).data(), 1, w.packed.data(),
-                         n_records, 1, nr, true);
+                         n_records, 1, nr, true, 0);
     const auto compare = [&] {
       for (size_t col = 0; col < nr; ++col) check.equal(got[col], want[col]);
       got.assign(nr, kUntouched);
@@ -268,7 +271,7 @@ void check_rows_alike(const KernelTable& table, Check& check) {
     got.assign(nr, kUntouched);
     for (const size_t tile_rows : vector_tiles(table.layout)) {
       table.gemv_f32_q8_qp(format.format, got.data(), nr, x.pack(tile_rows, table.layout).data(), tile_rows,
-                           w.packed.data(), n_records, 1, nr, true);
+                           w.packed.data(), n_records, 1, nr, true, kAhead);
       compare();
     }
     const std::vector<uint8_t> unpacked = unpack(table, w, 0), packed_x = x.pack(mr, table.layout);
@@ -343,7 +346,8 @@ void check_gemv_f32(const KernelTable& table, Check& check) {
         const bool accumulate = n_panels % 2 == 0;
         std::vector<float> y((n_rows + 1) * y_stride, kUntouched), alone(nr);
         table.gemv_f32_f32_fp(format, y.data(), y_stride, x.data(), x_stride, bytes.data(),
-                              bytes.size() / n_panels, depth, n_rows, n_cols, accumulate);
+                              bytes.size() / n_panels, depth, n_rows, n_cols, accumulate,
+                              accumulate ? kAhead : 0);
         for (size_t i = 0; i < y.size(); ++i) {
           const size_t row = i / y_stride, col = i % y_stride;
           if (row == n_rows || col >= n_cols) {
