@@ -26,6 +26,10 @@ template <PackedFormat kFormat>
 inline constexpr uint32_t kByteBit =
     kUnpackedAs<kFormat, simd::WordDot> == Unpacked::kBytes ? uint32_t{1} << static_cast<int>(kFormat) : 0;
 
+template <PackedFormat kFormat>
+inline constexpr uint32_t kNibbleBit =
+    kUnpackedAs<kFormat, simd::WordDot> == Unpacked::kNibbles ? uint32_t{1} << static_cast<int>(kFormat) : 0;
+
 template <typename Bytes, bool kExists>
 constexpr AttentionKernels byte_attention_kernels() {
   if constexpr (kExists) {
@@ -45,12 +49,14 @@ constexpr AttentionKernels byte_attention_kernels() {
 #define EH2O_SIGNED(name) | kSignedBit<PackedFormat::name>
 #define EH2O_WORDS(name) | kWordBit<PackedFormat::name>
 #define EH2O_BYTES(name) | kByteBit<PackedFormat::name>
+#define EH2O_NIBBLES(name) | kNibbleBit<PackedFormat::name>
 extern const KernelTable kTable;
 const KernelTable kTable = {
     EH2O_STRING(EH2O_ISA),
     {kGemmQ8Columns, simd::kGemmQ8Rows, simd::kGemvRows, simd::kGemvFloatRows, kFewRows,
      0 EH2O_QUANTISED_FORMATS(EH2O_SIGNED), simd::kGemmF32Rows, simd::kDotBias,
-     0 EH2O_QUANTISED_FORMATS(EH2O_WORDS), 0 EH2O_QUANTISED_FORMATS(EH2O_BYTES), kHasPairs<simd::WordDot>},
+     0 EH2O_QUANTISED_FORMATS(EH2O_WORDS), 0 EH2O_QUANTISED_FORMATS(EH2O_BYTES),
+     0 EH2O_QUANTISED_FORMATS(EH2O_NIBBLES), kHasPairs<simd::WordDot>},
     {attention_kernels<F32Products, true>(), attention_kernels<Bf16Products, simd::kHasBf16>(),
      attention_kernels<F16Products<simd::Halves>, simd::kHasF16>(),
      byte_attention_kernels<simd::Bytes, simd::kHasBytes>()},
@@ -99,6 +105,7 @@ const KernelTable kTable = {
     peak_read,
 };
 #undef EH2O_BYTES
+#undef EH2O_NIBBLES
 #undef EH2O_WORDS
 #undef EH2O_SIGNED
 

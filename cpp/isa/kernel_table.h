@@ -25,6 +25,7 @@ struct PackLayout {
   int32_t dot_bias;          // where dot products start, added to the sums of packed activations
   uint32_t word_formats;     // bit f: PackedFormat f wants activations that share a scale by 256
   uint32_t byte_formats;     // bit f: PackedFormat f, one of these, is unpacked to Unpacked::kBytes
+  uint32_t nibble_formats;   // bit f: PackedFormat f is unpacked to Unpacked::kNibbles
   bool has_pairs;            // starts in packed activations are pairs
   bool is_signed(PackedFormat format) const { return signed_formats >> static_cast<int>(format) & 1; }
   // Neighbouring activations that share a scale where they meet weights of this format.
@@ -33,6 +34,7 @@ struct PackLayout {
   }
   Unpacked unpacked(PackedFormat format) const {
     if (byte_formats >> static_cast<int>(format) & 1) return Unpacked::kBytes;
+    if (nibble_formats >> static_cast<int>(format) & 1) return Unpacked::kNibbles;
     return scale_block(format) == kSuperBlock ? Unpacked::kWords : Unpacked::kFloats;
   }
 };

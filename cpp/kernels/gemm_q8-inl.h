@@ -9,6 +9,28 @@ namespace edgeh2o::EH2O_ISA {
 
 inline constexpr size_t kGemmQ8Columns = simd::kGemmQ8Vectors * simd::kLanes;
 
+// Two-level formats whose scales are applied in integers (gemm_words-inl.h). Those with scales of 6 bits and
+// a min would gain little by it, and lose what scales by 32 values are worth.
+template <PackedFormat kFormat>
+struct WordFormat {
+  using Traits = PackedTraits<kFormat>;
+  static constexpr bool kExists = simd::kHasWordDot && Traits::kTwoLevel &&
+                                  (!Traits::kHasMin || Traits::kNibbleScales) && Traits::kBits < 8;
+  static constexpr int kOffsetLog2 = Traits::kOffsetLog2;
+  // Of a dot product that fits 16 bits.
+  static constexpr size_t kDepth = Traits::kSubBlock < 32 || kOffsetLog2 > 4 ? 16 : 32;
+  static constexpr int kLargest = kOffsetLog2 < 0 ? 3 : 1 << kOffsetLog2;
+  static_assert(!kExists || kMostOf16 * static_cast<int>(kDepth / 16) * kLargest <= 32767);
+};
+
+// What the matrix kernel reads.
+template <PackedFormat kFormat, typename Dot, bool kIsWord = WordFormat<kFormat>::kExists>
+inline constexpr Unpacked kUnpackedAs =
+    simd::kSplitsBytes&& PackedTraits<kFormat>::kBits == 8 ? Unpacked::kNibbles : Unpacked::kFloats;
+template <PackedFormat kFormat, typename Dot>
+inline constexpr Unpacked kUnpackedAs<kFormat, Dot, true> =
+    kFitsBytes<kFormat>&& Dot::kScalesBytes ? Unpacked::kBytes : Unpacked::kWords;
+
 // A dot product times the scale of its weights, rounded once. Where kDotBias is not 0, dot has the bits of
 // the float 1.5 * 2^23 + dot (|dot| < 2^22), and a multiply-add takes 1.5 * 2^23 * scale off, which is exact,
 // since a scale has at most 22 significant bits (f16 times a byte): an instruction less than converting
@@ -68,11 +90,16 @@ struct Correction {
       return simd::dot_bias();
     } else {
       constexpr bool kIsHalved = Traits::kSubBlock < kBlock;
-      constexpr size_t kIndex = kIsHalved ? 2 : kOffsetLog2 < 7 ? 0 : 1;
-      constexpr int kStoredLog2 = kIsHalved ? 5 : kOffsetLog2 < 7 ? 3 : 7;
+      constexpr bool kIsFirst = kOffsetLog2 < 7 || kHasPairs<simd::WordDot>;
+      constexpr size_t kIndex = kIsHalved ? 2 : kIsFirst ? 0 : 1;
+      constexpr int kStoredLog2 = kIsHalved ? 5 : kIsFirst ? 3 : 7;
       const int32_t stored = x.starts[(kIndex + sub) * kRows + row];
-      if constexpr (kStoredLog2 == kOffsetLog2) return simd::set1_i32(stored);
-      const int32_t negated = stored - simd::kDotBias;
+      if constexpr (kStoredLog2 == kOffsetLog2 && !(kIsHalved && kHasPairs<simd::WordDot>)) {
+        return simd::set1_i32(stored);
+      }
+      const int32_t negated = kIsHalved && kHasPairs<simd::WordDot>
+                                  ? static_cast<int16_t>(stored) + (stored >> 16)
+                                  : stored - simd::kDotBias;
       const int32_t start = kOffsetLog2 < kStoredLog2 ? negated / (1 << (kStoredLog2 - kOffsetLog2))  // exact
                                                       : negated * (1 << (kOffsetLog2 - kStoredLog2));
       return simd::set1_i32(start + simd::kDotBias);
@@ -111,6 +138,39 @@ EH2O_INLINE void matrix_dot(simd::I32 (&dot)[simd::kGemmQ8Rows][simd::kGemmQ8Vec
   });
 }
 
+// The dot products of one sub-block with Unpacked::kNibbles.
+template <typename Dot, size_t kSteps>
+EH2O_INLINE void nibble_dot(simd::I32 (&dot)[simd::kGemmQ8Rows][simd::kGemmQ8Vectors],
+                            const int8_t* x,     // [kSteps][kGemmQ8Rows][4]
+                            const uint8_t* w) {  // low bits, [kSteps][kGemmQ8Columns][4]
+  using namespace simd;
+  constexpr size_t kRows = kGemmQ8Rows, kVectors = kGemmQ8Vectors;
+  static_assert(kSteps <= Dot::kMaxSteps);
+  unroll<2>([&](auto plane) EH2O_INLINE_LAMBDA {
+    asm("" : "+r"(x));  // gcc would keep what was broadcast for the other plane, on the stack
+    typename Dot::Acc acc[kRows][kVectors];
+    unroll<kRows>([&](auto r) EH2O_INLINE_LAMBDA {
+      unroll<kVectors>([&](auto v) EH2O_INLINE_LAMBDA { acc[r][v] = Dot::start(dot[r][v]); });
+    });
+    unroll<kSteps>([&](auto step) EH2O_INLINE_LAMBDA {
+      I8 weights[kVectors];
+      unroll<kVectors>([&](auto v) EH2O_INLINE_LAMBDA {
+        weights[v] = load_i8(w + ((plane * kBlock / 4 + step) * kGemmQ8Columns + v * kLanes) * 4);
+      });
+      unroll<kRows>([&](auto r) EH2O_INLINE_LAMBDA {
+        unroll<kVectors>([&](auto v) EH2O_INLINE_LAMBDA {
+          acc[r][v] = Dot::template add<r>(acc[r][v], weights[v], Dot::load_x(x + step * 4 * kRows));
+        });
+      });
+    });
+    unroll<kRows>([&](auto r) EH2O_INLINE_LAMBDA {
+      unroll<kVectors>([&](auto v) EH2O_INLINE_LAMBDA {
+        dot[r][v] = Dot::template finish < plane == 0 ? 1 : 16 > (acc[r][v], dot[r][v]);
+      });
+    });
+  });
+}
+
 // One register tile: kGemmQ8Rows x kGemmQ8Columns, n_records of depth.
 template <PackedFormat kFormat>
 EH2O_INLINE void gemm_q8_tile(float* c,          // [n_rows][c_stride]
@@ -125,6 +185,8 @@ EH2O_INLINE void gemm_q8_tile(float* c,          // [n_rows][c_stride]
   constexpr size_t kSubBlocks = kBlock / Traits::kSubBlock, kSteps = Traits::kSubBlock / 4;
   constexpr size_t kStepsAtOnce = Dot::kMaxSteps < kSteps ? Dot::kMaxSteps : kSteps;
   static_assert(kSteps % kStepsAtOnce == 0 && kRows % Dot::kXRows == 0);
+  constexpr Unpacked kKind = kUnpackedAs<kFormat, simd::WordDot>;
+  using Offset = Correction<kFormat, !Dot::kSigned || kKind == Unpacked::kNibbles>;
 
   F32 sum[kRows][kVectors];
   unroll<kRows>([&](auto r) {
@@ -150,11 +212,14 @@ EH2O_INLINE void gemm_q8_tile(float* c,          // [n_rows][c_stride]
 
     for (size_t sub = 0; sub < kSubBlocks; ++sub) {
       I32 dot[kRows][kVectors];
-      unroll<kRows>([&](auto r) {
-        unroll<kVectors>([&](auto v) { dot[r][v] = Correction<kFormat>::start(rows, sub, r); });
-      });
+      unroll<kRows>(
+          [&](auto r) { unroll<kVectors>([&](auto v) { dot[r][v] = Offset::start(rows, sub, r); }); });
       if constexpr (kHasMmla) {
         matrix_dot<Dot, kSteps>(dot, x_quants, w_quants);
+        x_quants += kSteps * 4 * kRows;
+        w_quants += kSteps * 4 * kCols;
+      } else if constexpr (kKind == Unpacked::kNibbles) {
+        nibble_dot<Dot4<Traits::kBits / 2>, kSteps>(dot, x_quants, w_quants);
         x_quants += kSteps * 4 * kRows;
         w_quants += kSteps * 4 * kCols;
       } else {
@@ -196,7 +261,7 @@ EH2O_INLINE void gemm_q8_tile(float* c,          // [n_rows][c_stride]
       }
     }
     x += kActivationRecordPerRow * kRows;
-    w += UnpackedSizes<kFormat, Unpacked::kFloats>::kRecordPerColumn * kCols;
+    w += UnpackedSizes<kFormat, kKind>::kRecordPerColumn * kCols;
   }
 
   unroll<kRows>([&](auto r) { store_tile_row<kVectors>(c + r * c_stride, sum[r], r < n_rows ? n_cols : 0); });

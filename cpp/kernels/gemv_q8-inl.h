@@ -4,27 +4,6 @@
 
 namespace edgeh2o::EH2O_ISA {
 
-// Two-level formats whose scales are applied in integers (gemm_words-inl.h). Those with scales of 6 bits and
-// a min would gain little by it, and lose what scales by 32 values are worth.
-template <PackedFormat kFormat>
-struct WordFormat {
-  using Traits = PackedTraits<kFormat>;
-  static constexpr bool kExists = simd::kHasWordDot && Traits::kTwoLevel &&
-                                  (!Traits::kHasMin || Traits::kNibbleScales) && Traits::kBits < 8;
-  static constexpr int kOffsetLog2 = Traits::kOffsetLog2;
-  // Of a dot product that fits 16 bits.
-  static constexpr size_t kDepth = Traits::kSubBlock < 32 || kOffsetLog2 > 4 ? 16 : 32;
-  static constexpr int kLargest = kOffsetLog2 < 0 ? 3 : 1 << kOffsetLog2;
-  static_assert(!kExists || kMostOf16 * static_cast<int>(kDepth / 16) * kLargest <= 32767);
-};
-
-// What the matrix kernel reads.
-template <PackedFormat kFormat, typename Dot, bool kIsWord = WordFormat<kFormat>::kExists>
-inline constexpr Unpacked kUnpackedAs = Unpacked::kFloats;
-template <PackedFormat kFormat, typename Dot>
-inline constexpr Unpacked kUnpackedAs<kFormat, Dot, true> =
-    kFitsBytes<kFormat>&& Dot::kScalesBytes ? Unpacked::kBytes : Unpacked::kWords;
-
 // Walks over the records of a packed panel: f32 scales and mins of kGemmQ8Columns columns, and the quants.
 template <PackedFormat kFormat>
 class RecordReader {

@@ -81,7 +81,7 @@ EH2O_INLINE void unpack_scales(uint8_t* out, const RecordReader<kFormat>& weight
     for (size_t sub = 0; sub < kSubBlocks; ++sub) {
       uint8_t* scale = out + 4 * (sub * kCols + v * kLanes);
       if constexpr (kKind == Unpacked::kWords) Dot::store(scale, weights.template fine_scale<Dot>(sub, v));
-      if constexpr (kKind == Unpacked::kFloats) {
+      if constexpr (Sizes::kHasFloats) {
         float* scales = reinterpret_cast<float*>(scale);
         store(scales, weights.scale(sub, v));
         if constexpr (Traits::kHasMin) store(scales + kSubBlocks * kCols, weights.min(sub, v));
@@ -120,6 +120,15 @@ EH2O_INLINE void unpack_quants(uint8_t* out, const RecordReader<kFormat>& weight
         const I8 values = load_weights<kFormat, step, true>(quants, v);
         const I8 scaled = Dot::template scale_bytes<kOffset, kAdded>(values, Dot::join_words(scale, scale));
         store_i8(out + (step * kCols + v * kLanes) * 4, scaled);
+      });
+    });
+  } else if constexpr (kUnpackedAs<kFormat, Dot> == Unpacked::kNibbles) {
+    unroll<8>([&](auto step) {
+      unroll<kVectors>([&](auto v) {
+        const I8 values = sub_i8(load_weights<kFormat, step>(quants, v), 128);
+        uint8_t* low = out + (step * kCols + v * kLanes) * 4;
+        store_i8(low, take_bits<0, 4, 0>(values));
+        store_i8(low + kBlock * kCols, take_bits<4, 4, 0>(values));
       });
     });
   } else {

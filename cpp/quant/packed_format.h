@@ -128,12 +128,15 @@ EH2O_PACKED_TRAITS(kHeldIQ3_S, 5, 4, 4, false, 32, true, kIq3S)
 EH2O_PACKED_TRAITS(kHeldIQ3_XXS, 6, 4, 5, false, 32, true, kIq3Xxs)
 #undef EH2O_PACKED_TRAITS
 
-#define EH2O_QUANTISED_FORMATS(X)                                                                            \
-  X(kQ4_0)                                                                                                   \
-  X(kQ4_1)                                                                                                   \
-  X(kQ4_K)                                                                                                   \
-  X(kQ5_0) X(kQ5_1) X(kQ5_K) X(kQ6_K) X(kQ8_0) X(kQ2_K) X(kQ3_K) X(kIQ4_NL) X(kIQ4_XS) X(kMXFP4) X(kHeldIQ2) \
-      X(kHeldIQ3_S) X(kHeldIQ3_XXS)
+#define EH2O_QUANTISED_FORMATS(X)                                                               \
+  X(kQ4_0)                                                                                      \
+  X(kQ4_1)                                                                                      \
+  X(kQ4_K)                                                                                      \
+  X(kQ5_0)                                                                                      \
+  X(kQ5_1)                                                                                      \
+  X(kQ5_K)                                                                                      \
+  X(kQ6_K) X(kQ8_0) X(kQ2_K) X(kQ3_K) X(kIQ4_NL) X(kIQ4_XS) X(kMXFP4) X(kHeldIQ2) X(kHeldIQ3_S) \
+      X(kHeldIQ3_XXS)
 
 // Bytes of the parts of a packed panel of nr columns.
 template <PackedFormat kFormat>
@@ -157,6 +160,8 @@ enum class Unpacked : uint8_t {
   // Where activations share a scale by 256. In front of every 8th record: f32 d[nr], f32 dmin[nr] / 32.
   kWords,  // s32 scales[kSubBlocks][nr]; with a min s32 pairs[nr], the min of the first 16 in the low half
   kBytes,  // quants times their scale, plus kByteOffset without a min; pairs alike
+  // As kFloats, but 8-bit quants, unsigned, in planes of their low and high 4 bits, u8[2][8][nr][4].
+  kNibbles
 };
 inline constexpr int kByteOffset = 127;
 
@@ -168,23 +173,25 @@ inline constexpr bool kFitsBytes = kFormat == PackedFormat::kQ2_K || kFormat == 
 template <PackedFormat kFormat, Unpacked kKind>
 struct UnpackedSizes {
   using Packed = PackedSizes<kFormat>;
-  static constexpr size_t kPairsPerColumn = kKind != Unpacked::kFloats && Packed::kParts == 2 ? 4 : 0;
-  static constexpr size_t kScalesPerColumn = kKind == Unpacked::kFloats
-                                                 ? 4 * Packed::kSubBlocks * Packed::kParts
+  static constexpr bool kHasFloats = kKind == Unpacked::kFloats || kKind == Unpacked::kNibbles;
+  static constexpr size_t kPairsPerColumn = !kHasFloats && Packed::kParts == 2 ? 4 : 0;
+  static constexpr size_t kScalesPerColumn = kHasFloats ? 4 * Packed::kSubBlocks * Packed::kParts
                                              : kKind == Unpacked::kWords ? 4 * Packed::kSubBlocks
                                                                          : 0;
   static constexpr size_t kQuantsFrom = kScalesPerColumn + kPairsPerColumn;  // per column
-  static constexpr size_t kRecordPerColumn = kQuantsFrom + 32;
-  static constexpr size_t kHeaderPerColumn = kKind == Unpacked::kFloats ? 0 : 4 * Packed::kParts;
+  static constexpr size_t kRecordPerColumn = kQuantsFrom + (kKind == Unpacked::kNibbles ? 64 : 32);
+  static constexpr size_t kHeaderPerColumn = kHasFloats ? 0 : 4 * Packed::kParts;
   static constexpr size_t kSuperPerColumn = kHeaderPerColumn + kSuperRecords * kRecordPerColumn;
 };
 
-// Bytes per column of a super-block of any format; kBytes takes less than kWords.
+// Bytes per column of a super-block of any format; kBytes takes less than kWords, kFloats than kNibbles.
 constexpr size_t max_unpacked_super_per_column() {
   size_t largest = 0;
   const auto include = [&](size_t size) { largest = size > largest ? size : largest; };
-#define EH2O_MAX(name)                                                            \
-  include(UnpackedSizes<PackedFormat::name, Unpacked::kFloats>::kSuperPerColumn); \
+#define EH2O_MAX(name)                                                                   \
+  include(UnpackedSizes<PackedFormat::name, PackedTraits<PackedFormat::name>::kBits == 8 \
+                                                ? Unpacked::kNibbles                     \
+                                                : Unpacked::kFloats>::kSuperPerColumn);  \
   include(UnpackedSizes<PackedFormat::name, Unpacked::kWords>::kSuperPerColumn);
   EH2O_QUANTISED_FORMATS(EH2O_MAX)
 #undef EH2O_MAX
@@ -194,8 +201,8 @@ constexpr size_t max_unpacked_super_per_column() {
 // Bytes per row and record of packed activations.
 inline constexpr size_t kActivationHeaderPerRow = 24;
 inline constexpr size_t kActivationRecordPerRow = kActivationHeaderPerRow + kBlock;
-// Rows of the smallest tile of a matrix-vector kernel that has room for n <= 8: above 4 they are even, as code
-// of 5 or 7 rows would hardly be faster.
+// Rows of the smallest tile of a matrix-vector kernel that has room for n <= 8: above 4 they are even, as
+// code of 5 or 7 rows would hardly be faster.
 constexpr size_t vector_tile_rows(size_t n) { return n <= 4 ? n : n + n % 2; }
 
 }  // namespace edgeh2o

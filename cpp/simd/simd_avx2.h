@@ -27,6 +27,12 @@ struct Halves;
 inline constexpr bool kHasHalfColumns = false;
 struct HalfColumns;
 inline constexpr bool kHasWordDot = true;
+// 8-bit weights as 4 bits and 4 bits: their products add up in 16 bits, and take no signs from weights.
+#ifdef __AVXVNNI__
+inline constexpr bool kSplitsBytes = false;
+#else
+inline constexpr bool kSplitsBytes = true;
+#endif
 inline constexpr size_t kGemmQ8Rows = 3, kGemmQ8Vectors = 2;
 inline constexpr size_t kGemvRows = 6, kGemvFloatRows = 6;  // that a matrix-vector kernel takes at once
 inline constexpr size_t kQ8Chains = 2;
@@ -164,6 +170,8 @@ EH2O_INLINE I8 take_bits(I8 v) {
   if constexpr (kFrom < kTo) v = _mm256_slli_epi16(v, kTo - kFrom);
   return _mm256_and_si256(v, _mm256_set1_epi8(((1 << kBits) - 1) << kTo));
 }
+// v - n in every byte, modulo 256.
+EH2O_INLINE I8 sub_i8(I8 v, int n) { return _mm256_sub_epi8(v, _mm256_set1_epi8(static_cast<char>(n))); }
 EH2O_INLINE I8 or_i8(I8 a, I8 b) { return _mm256_or_si256(a, b); }
 EH2O_INLINE I8 look_up(const uint8_t* table, I8 index) {
   const __m128i bytes = _mm_load_si128(reinterpret_cast<const __m128i*>(table));
@@ -212,8 +220,10 @@ struct Dot4 {
     return _mm256_add_epi16(acc, _mm256_maddubs_epi16(w, broadcast_4(x + 4 * kRow)));
   }
   static constexpr size_t kMaxSteps = size_t{1} << (7 - kBits);
+  // init + kFactor times the sum.
+  template <int kFactor = 1>
   static EH2O_INLINE I32 finish(Acc acc, I32 init) {
-    return _mm256_add_epi32(init, _mm256_madd_epi16(acc, _mm256_set1_epi16(1)));
+    return _mm256_add_epi32(init, _mm256_madd_epi16(acc, _mm256_set1_epi16(kFactor)));
   }
 };
 

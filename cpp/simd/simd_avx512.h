@@ -28,6 +28,7 @@ inline constexpr bool kHasF16 = false;
 struct Halves;
 inline constexpr bool kHasHalfColumns = true;
 inline constexpr bool kHasWordDot = true;
+inline constexpr bool kSplitsBytes = false;
 // Register tiles (rows x vectors of columns), the largest that leaves the weights in registers.
 inline constexpr size_t kGemmQ8Rows = 6, kGemmQ8Vectors = 2;
 // Rows that a matrix-vector kernel takes at once, whose dot products stay in registers, if their sums do not.

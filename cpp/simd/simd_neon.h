@@ -38,6 +38,7 @@ inline constexpr bool kHasHalfColumns = false;
 struct HalfColumns;
 inline constexpr bool kHasWordDot = false;
 struct WordDot;
+inline constexpr bool kSplitsBytes = false;
 inline constexpr size_t kGemmQ8Rows = 4, kGemmQ8Vectors = 2;
 inline constexpr size_t kGemvRows = 4, kGemvFloatRows = 4;  // that a matrix-vector kernel takes at once
 inline constexpr size_t kQ8Chains = 1;  // accumulators are forwarded, and several records are in flight

@@ -28,6 +28,7 @@ inline constexpr bool kHasHalfColumns = false;
 struct HalfColumns;
 // WordDot (dots_scalar.h) exists.
 inline constexpr bool kHasWordDot = true;
+inline constexpr bool kSplitsBytes = false;
 inline constexpr size_t kGemmQ8Rows = 2, kGemmQ8Vectors = 2;
 inline constexpr size_t kGemvRows = 3, kGemvFloatRows = 3;  // that a matrix-vector kernel takes at once
 inline constexpr size_t kQ8Chains = 2;

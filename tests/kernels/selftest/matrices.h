@@ -24,7 +24,7 @@ struct QuantFormat {
   Codebook codebook;
   bool has_min, two_level, nibble_scales, bf16_scale, fits_bytes;
   size_t sub_blocks;
-  UnpackedShape unpacked[3];  // by Unpacked
+  UnpackedShape unpacked[4];  // by Unpacked
   float unit;                 // of the codebook
 };
 
@@ -49,7 +49,7 @@ constexpr QuantFormat describe() {
           kFitsBytes<kFormat>,
           kBlock / Traits::kSubBlock,
           {shape_of<kFormat, Unpacked::kFloats>(), shape_of<kFormat, Unpacked::kWords>(),
-           shape_of<kFormat, Unpacked::kBytes>()},
+           shape_of<kFormat, Unpacked::kBytes>(), shape_of<kFormat, Unpacked::kNibbles>()},
           Traits::kUnit};
 }
 

@@ -158,8 +158,13 @@ void check_unpack(const KernelTable& table, Check& check) {
     for (size_t record = 0; record < w.n_records; ++record) {
       const uint8_t* bytes = unpacked.data() + w.unpacked_record(record);
       for (size_t col = 0; col < w.n_cols; ++col) {
-        if (w.kind != Unpacked::kFloats) check_integers(table, check, w, bytes, record, col);
-        for (size_t sub = 0; w.kind == Unpacked::kFloats && sub < format.sub_blocks; ++sub) {
+        const bool has_floats = w.kind == Unpacked::kFloats || w.kind == Unpacked::kNibbles;
+        if (!has_floats) check_integers(table, check, w, bytes, record, col);
+        for (size_t k = 0; w.kind == Unpacked::kNibbles && k < kBlock; ++k) {
+          const uint8_t* low = bytes + w.n_cols * (w.shape.quants_from + k / 4 * 4) + col * 4 + k % 4;
+          check.equal(low[0] + 16 * low[w.n_cols * kBlock], w.quant(col, record * kBlock + k) + 128);
+        }
+        for (size_t sub = 0; has_floats && sub < format.sub_blocks; ++sub) {
           check.equal(float_at(bytes, sub * w.n_cols + col), w.scale(col, record, sub));
           if (!format.has_min) continue;
           check.equal(float_at(bytes, (format.sub_blocks + sub) * w.n_cols + col), w.min(col, record, sub));
