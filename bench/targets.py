@@ -112,6 +112,8 @@ def measure_targets(folder: Path, args: argparse.Namespace) -> Iterator[Row]:
     """Every target with one folder of llama.cpp's programs."""
     peer = LlamaCpp(folder, args.threads)
     isa = args.isa or peer.isa()
+    # A program that is missing ends the comparison here and not after its long runs.
+    loads = list(_load_prompts(peer, args))
     for target in SPEED_TARGETS:
         model = find_model(args.models, target.file_type)
         if model is None or args.only not in target.name:
@@ -129,13 +131,21 @@ def measure_targets(folder: Path, args: argparse.Namespace) -> Iterator[Row]:
             theirs=max((samples[name] for name in THEIRS), key=statistics.median),
             least_ratio=target.aim(isa),
         )
+    for name, model, n_tokens, prompt in loads:
+        yield _load_row(name, measure_load(peer, model, isa, prompt, n_tokens, args))
+
+
+def _load_prompts(peer: LlamaCpp, args: argparse.Namespace) -> Iterator[tuple[str, Path, int, str]]:
+    """Name, file, tokens and prompt of the targets that whole processes are measured for. Raises
+    LlamaCppError if a program for them is missing."""
     model = find_model(args.models, "q4_0")
     if model is None:
         return
     for name, n_tokens in (("first token, cold", COLD_START_TOKENS), ("peak RSS", MEMORY_TOKENS)):
         if args.only in name:
+            peer.command("llama-completion", [])
             prompt = cut_prompt(peer, model, args.text.read_bytes().decode(), n_tokens)
-            yield _load_row(name, measure_load(peer, model, isa, prompt, n_tokens, args))
+            yield name, model, n_tokens, prompt
 
 
 def run_contest(

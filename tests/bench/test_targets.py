@@ -98,3 +98,20 @@ def test_start_and_memory_are_measured_with_the_flags_of_targets(
     ours = [command for command in commands if "edgeh2o" in command]
     assert len(ours) == 4
     assert all(command[command.index("--packed-weights") + 1] == "off" for command in ours)
+
+
+@pytest.mark.parametrize("missing", ["llama-completion", "llama-tokenize"])
+def test_a_missing_program_ends_the_comparison_before_its_long_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    (tmp_path / "model-q4_0.gguf").touch()
+    for program in {"llama-bench", "llama-completion", "llama-tokenize"} - {missing}:
+        install(tmp_path, program, f"echo {BACKEND_LINE}")
+
+    def run_contest(*_: object) -> None:
+        raise AssertionError("a contest ran")
+
+    monkeypatch.setattr(targets, "run_contest", run_contest)
+    args = build_parser().parse_args([str(tmp_path), "--llama-cpp", str(tmp_path), "--isa", "avx2"])
+    with pytest.raises(LlamaCppError, match=f"has no {missing}"):
+        list(measure_targets(tmp_path, args))
