@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "base/check.h"
 #include "base/parallel.h"
@@ -16,9 +15,6 @@ constexpr size_t kRangeKeys = 256;
 // many ranges per thread and in all, or so many bytes: all of 16 tokens at once would take 68 MB of 32,000
 // positions and 16 heads of latent attention.
 constexpr size_t kRangesPerRound = 8, kRoundBytes = size_t{4} << 20;
-// Rows that lie apart come from memory while those so many runs before them are copied; the processor goes
-// on by itself in long runs.
-constexpr size_t kRunsAhead = 12, kRunBytesAhead = 512;
 
 // No more rows are gathered than the prompt has tokens; both parts may end with a range that is not full.
 size_t max_ranges(const AttentionPlan& plan) {
@@ -224,46 +220,16 @@ bool DecodeAttention::is_in_place(const HeadKeys& keys, const Range& range) {
   return keys.listed(range) == nullptr || lies_in_pages(keys, range);
 }
 
-// Listed positions as runs of rows that lie one after another in the cache; returns their number.
-size_t DecodeAttention::find_runs(const HeadKeys& keys, const Range& range, Run* runs) {
+// The rows of a range at listed positions, the token's own among them; returns the number of runs.
+size_t DecodeAttention::find_runs(const HeadKeys& keys, const Range& range, RowRun* runs) {
   const bool has_own = !range.is_of_rows && range.first + range.n_keys == keys.n_keys;
   const int32_t* const listed = keys.listed(range);
   const size_t end = range.first + range.n_keys - has_own;
   size_t n_runs = 0;
-  const auto append = [&](size_t position) {
-    if (n_runs > 0 && runs[n_runs - 1].first + runs[n_runs - 1].n_rows == position) {
-      ++runs[n_runs - 1].n_rows;
-    } else {
-      runs[n_runs++] = {position, 1};
-    }
-  };
-  for (size_t i = range.first; i < end; ++i) append(static_cast<size_t>(listed[i]));
-  if (has_own) append(keys.position);
-  return n_runs;
-}
-
-// Keys and values are at the same positions: what is fetched ahead are both.
-void DecodeAttention::copy_runs(const Run* runs, size_t n_runs, const KvRows& k, const KvRows* v,
-                                uint8_t* k_out, uint8_t* v_out) {
-  const auto fetch = [](const KvRows& rows, const Run& run, size_t row_bytes) {
-    const uint8_t* row = rows.row(run.first);
-    const size_t n_bytes = std::min(run.n_rows * row_bytes, kRunBytesAhead);
-    for (size_t byte = 0; byte < n_bytes; byte += kAlignment) __builtin_prefetch(row + byte);
-  };
-  const size_t k_bytes = kv_row_bytes(k.type, k.head_dim),
-               v_bytes = v ? kv_row_bytes(v->type, v->head_dim) : 0;
-  for (size_t i = 0; i < n_runs; ++i) {
-    if (i + kRunsAhead < n_runs) {
-      fetch(k, runs[i + kRunsAhead], k_bytes);
-      if (v) fetch(*v, runs[i + kRunsAhead], v_bytes);
-    }
-    const auto [first, n_rows] = runs[i];
-    std::memcpy(k_out, k.row(first), n_rows * k_bytes);
-    k_out += n_rows * k_bytes;
-    if (!v) continue;
-    std::memcpy(v_out, v->row(first), n_rows * v_bytes);
-    v_out += n_rows * v_bytes;
+  for (size_t i = range.first; i < end; ++i) {
+    n_runs = append_position(runs, n_runs, static_cast<size_t>(listed[i]));
   }
+  return has_own ? append_position(runs, n_runs, keys.position) : n_runs;
 }
 
 // The keys and values of a range as rows one after another: where they lie, or copied to `gathered`.
@@ -280,7 +246,7 @@ DecodeAttention::Rows DecodeAttention::find_rows(const HeadKeys& keys, const Ran
   if (lies_in_pages(keys, range)) {
     return {k.row(0), is_one_row ? k.row(0) : v.row(0), listed + range.first};
   }
-  Run runs[kRangeKeys];
+  RowRun runs[kRangeKeys];
   const size_t n_runs = find_runs(keys, range, runs);
   uint8_t* values = gathered + gathered_bytes_;
   copy_runs(runs, n_runs, k, is_one_row ? nullptr : &v, gathered, values);

@@ -10,6 +10,7 @@
 #include "isa/kernel_table.h"
 #include "ops/attention_plan.h"
 #include "ops/prompt_memory.h"
+#include "ops/row_runs.h"
 
 namespace edgeh2o {
 
@@ -80,10 +81,6 @@ class DecodeAttention {
     size_t first, end, n_tokens;
     size_t value_dim;  // 0: weights alone are wanted
   };
-  // Neighbours in the cache.
-  struct Run {
-    size_t first, n_rows;
-  };
   // As attention_rows_f32 takes them.
   struct Rows {
     const uint8_t *k, *v;
@@ -109,9 +106,7 @@ class DecodeAttention {
   void add_weights(const Round& round, size_t kv_head, size_t range_idx, float* sums) const;
   static bool lies_in_pages(const HeadKeys& keys, const Range& range);
   static bool is_in_place(const HeadKeys& keys, const Range& range);
-  static size_t find_runs(const HeadKeys& keys, const Range& range, Run* runs);
-  static void copy_runs(const Run* runs, size_t n_runs, const KvRows& k, const KvRows* v, uint8_t* k_out,
-                        uint8_t* v_out);
+  static size_t find_runs(const HeadKeys& keys, const Range& range, RowRun* runs);
   Rows find_rows(const HeadKeys& keys, const Range& range, const LayerKv& kv, size_t kv_head,
                  uint8_t* gathered) const;
 
