@@ -159,6 +159,7 @@ cython_extensions = [
         ("edgeh2o._kernels", link),
         ("edgeh2o._recurrent_kernels", link),
         ("edgeh2o.engine._ngrams", alone),
+        ("edgeh2o.engine._recent_tokens", alone),
         ("edgeh2o.engine._sampler", alone),
         ("edgeh2o.tokenizer._bpe", alone),
         ("edgeh2o.tokenizer._spm", alone),

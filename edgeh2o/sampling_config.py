@@ -8,6 +8,7 @@ from numbers import Real
 
 from .errors import UsageError
 from .option_fields import MAX_CONTEXT, check_flag, check_int, check_real, is_int, label, option
+from .sampler_names import MAX_SAMPLERS, SAMPLERS, describe_unknown, read_samplers
 
 AUTO_LOOKUP, LOOKUP_OFF = "auto", "off"
 MAX_LOOKUP = 15
@@ -34,10 +35,17 @@ class SamplingParams:
     ``"auto"``, ``"off"``, or the number of tokens to draft. ``schema`` is the form of the answer: a
     JSON schema (a mapping, its JSON text, a class of pydantic) or a ``Grammar``; it needs
     llguidance. ``presence_penalty``, ``frequency_penalty`` and ``logit_bias``, which maps token
-    ids, are OpenAI's. The order is llama.cpp's: biases and penalties, DRY, top-n-sigma, top-k,
-    typical, top-p, min-p, XTC, temperature.
+    ids, are OpenAI's. ``samplers`` are those that act, in their order, by llama.cpp's
+    names or as a text of its letters.
     """
 
+    samplers: Sequence[str] | str = option(
+        SAMPLERS,
+        "--samplers",
+        help="which samplers act, and in which order; one that is left out is off, whatever its "
+        f"own flag says (default: {';'.join(SAMPLERS)})",
+        metavar="NAME;NAME...",
+    )
     temperature: float = option(
         0.8,
         "--temp",
@@ -198,6 +206,7 @@ class SamplingParams:
             "use 1 to turn it off",
         )
         check_int(self, "repeat_last_n", -1, MAX_CONTEXT, "use -1 for the whole context")
+        object.__setattr__(self, "samplers", self._read_samplers())
         self._check_rare_samplers()
         for name in ("presence_penalty", "frequency_penalty"):
             allowed = f"from -{MAX_PENALTY} to {MAX_PENALTY}"
@@ -231,6 +240,28 @@ class SamplingParams:
                 "an answer of a given form ends where the form does; leave "
                 f"{label(self, 'ignore_eos')} out"
             )
+
+    @property
+    def penalises(self) -> bool:
+        """Whether penalties on tokens count: ``repeat_penalty``, and those of OpenAI."""
+        return "penalties" in self.samplers
+
+    def _read_samplers(self) -> tuple[str, ...]:
+        given: object = self.samplers
+        is_list = isinstance(given, (tuple, list)) and all(isinstance(name, str) for name in given)
+        if not (isinstance(given, str) or is_list):
+            raise UsageError(
+                f"{label(self, 'samplers')} must be names of samplers, such as "
+                f"{SAMPLERS[:2]}, got {given!r:.80}"
+            )
+        known, unknown = read_samplers(self.samplers)
+        if unknown:
+            raise UsageError(f"{label(self, 'samplers')}: {describe_unknown(unknown)}")
+        if len(known) > MAX_SAMPLERS:
+            raise UsageError(
+                f"{label(self, 'samplers')} has {len(known)} names, more than {MAX_SAMPLERS}"
+            )
+        return known
 
     def _check_rare_samplers(self) -> None:
         for name, off in (("top_n_sigma", -1), ("dry_multiplier", 0)):

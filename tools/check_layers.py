@@ -38,7 +38,7 @@ PYTHON_LAYERS = (
     ("formats",),
     ("config", "model_config", "_core", "_kernels", "_recurrent_kernels", "_version"),
     ("rope_config", "lora_config", "sampling_config"),
-    ("option_fields",),
+    ("option_fields", "sampler_names"),
     ("errors",),
 )
 # Beside the package, and not installed with it.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import NamedTuple
 
 from ..errors import UsageError
+from ..sampler_names import spell_samplers
 
 _BY_PATH = (
     "models are fetched from the Hugging Face Hub alone: -hf org/name:FILE, or 'edgeh2o pull "
@@ -27,13 +28,14 @@ class _Flag(NamedTuple):
     """``note`` says why there is no such flag; ``becomes`` is our flag that means the same.
 
     ``takes`` "" or "value", or "switch": one of ``_SWITCHES`` may follow. ``idle`` are the values
-    that change nothing; None are all.
+    that change nothing; None are all. ``spell`` turns a value into that of our flag.
     """
 
     note: str
     takes: str = ""
     becomes: str = ""
     idle: tuple[str, ...] | None = ()
+    spell: Callable[[str], str] = str
 
 
 _SWITCHES = ("on", "off", "auto", "0", "1")
@@ -159,8 +161,8 @@ _FLAGS = {
         ("--log-file", _Flag("messages go to stderr; redirect it (2> FILE)", "value")),
         ("-bf --binary-file", _Flag("prompts are UTF-8 text; use -f", "value")),
         (
-            "--samplers --sampling-seq --sampler-seq",
-            _Flag("samplers have one order; turn one off by its own flag (--top-p 1)", "value"),
+            "--sampling-seq --sampler-seq",
+            _Flag("", "value", "--samplers", spell=spell_samplers),
         ),
         (
             "--mirostat-lr --mirostat-ent",
@@ -229,7 +231,7 @@ def translate_flag(word: str, after: list[str], known: Container[str]) -> list[s
         value = after.pop(0)
     typed = f"{name} {value}".rstrip()
     if flag.becomes.partition("=")[0] in known:
-        return [f"{flag.becomes}={value}" if flag.takes and value else flag.becomes]
+        return [f"{flag.becomes}={flag.spell(value)}" if flag.takes and value else flag.becomes]
     if flag.note and (flag.idle is None or value in flag.idle):
         warnings.warn(f"{typed} has no effect: {flag.note}", stacklevel=2)
         return []

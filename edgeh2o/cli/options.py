@@ -9,12 +9,14 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any, TypeVar
 
 from ..errors import UsageError
 from ..lora_config import LoraAdapter, join_adapters, read_adapters
+from ..sampler_names import describe_unknown, read_samplers
 
 Config = TypeVar("Config")
 
@@ -29,6 +31,14 @@ def utf8_text(argument: str) -> str:
         ) from None
 
 
+def _read_samplers(text: str) -> tuple[str, ...]:
+    """An argparse type: names with semicolons between. Warns of others, as llama.cpp does."""
+    known, unknown = read_samplers([name.strip() for name in text.split(";") if name.strip()])
+    if unknown:
+        warnings.warn(f"--samplers: {describe_unknown(unknown)}", stacklevel=2)
+    return known
+
+
 _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "int": (int, "N"),
     "int | None": (int, "N"),
@@ -37,6 +47,7 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "str": (str, "NAME"),
     "str | int": (str, "NAME"),
     "str | None": (str, "NAME"),
+    "Sequence[str] | str": (_read_samplers, "NAMES"),
 }
 
 

@@ -26,6 +26,7 @@ class Sampler:
         dry_allowed_length: int = 2,
         dry_window_size: int = 0,
         breakers: Iterable[Iterable[int]] = (),
+        samplers: Iterable[str] = ...,
         seed: int = 0,
         banned: Iterable[int] = (),
     ) -> None: ...

@@ -1,66 +1,81 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Draws the next token from a vector of logits, in C loops over buffers made once.
 
-The order is llama.cpp's: repeat penalty, DRY, top-n-sigma, top-k, typical, top-p, min-p, XTC,
-temperature. Filters therefore look at probabilities before the temperature is applied.
+The usual order is llama.cpp's: repeat penalty, DRY, top-n-sigma, top-k, typical, top-p, min-p,
+XTC, temperature. Filters therefore look at probabilities before the temperature is applied, and
+several of them go together. In another order each changes what the one before left
+(``_run_chain``).
 """
 
 from libc.float cimport FLT_MAX
-from libc.math cimport exp, fmax, fmin, log, sqrt
+from libc.math cimport exp
 from libc.stdint cimport int32_t, uint64_t
 from libc.string cimport memcpy, memmove
 
 from edgeh2o.engine._candidates cimport (
-    BLOCK,
     Candidate,
     best_of,
     count_top_choices,
-    has_above,
+    is_worse,
     keep_typical,
-    make_heap,
-    sift_down,
-    sort_best_first,
-    sum_of,
     temperature_of,
 )
+from edgeh2o.engine._filters cimport (
+    Filters,
+    allow,
+    cool,
+    drop_unlikely,
+    keep_min_p,
+    keep_near_best,
+    keep_top_k,
+    keep_top_p,
+    take_above,
+    take_filtered,
+)
 from edgeh2o.engine._random cimport next_uniform, seed_state
-from edgeh2o.engine._repetition cimport Breakers, DryPenalty, penalise_repetition
+from edgeh2o.engine._recent_tokens cimport RecentTokens
 
 import numpy as np
+
+from ..sampler_names import SAMPLERS
+from ._recent_tokens import token_ids
+from .sampler_order import arrange
 
 cdef float NEGATIVE_INFINITY = -float("inf")
 
 
 _NOT_FOR_TWINS = ("self", "vocab_size", "seed")
 
+# What changes nothing, and the places of ``SAMPLERS``.
+cdef Filters NO_FILTERS = Filters(1.0, 0.0, 1.0, -1.0, 1.0, 0.0, 1.0, 0.0, 0.1, 0)
+
+cdef enum:
+    PENALTIES, DRY, TOP_N_SIGMA, TOP_K, TYPICAL, TOP_P, MIN_P, XTC, TEMPERATURE
+
 
 cdef class Sampler:
     """Filters, recent tokens and random state of one generation.
 
     ``window_size`` is how many recent tokens the repeat penalty looks at, ``dry_window_size`` how
-    many DRY does, whose ``breakers`` are sequences of tokens that no repetition goes over. Tokens
-    in ``banned`` are never drawn. Every method that takes logits raises ValueError when their
-    number is not ``vocab_size``, when one is NaN or +inf, and when no token is left to draw.
+    many DRY does, whose ``breakers`` are sequences of tokens that no repetition goes over.
+    ``samplers`` are those that act, in their order. Tokens in ``banned`` are never drawn. Every
+    method that takes logits raises ValueError when their number is not ``vocab_size``, when one is
+    NaN or +inf, and when no token is left to draw.
     """
 
     cdef readonly int vocab_size
     cdef const float* values  # of the draw that is made
     cdef Py_ssize_t best
     cdef dict options
-    cdef double temperature, dynatemp_range, dynatemp_exponent
-    cdef double top_n_sigma, top_p, min_p, typical_p, xtc_probability, xtc_threshold
-    cdef double repeat_penalty
-    cdef DryPenalty dry
-    cdef Py_ssize_t top_k, window_size, dry_window_size, n_recent
+    cdef bint is_greedy
+    cdef Filters filters
+    cdef Filters chained  # those of ``chain``, which is empty in the usual order
+    cdef int32_t[::1] chain
+    cdef RecentTokens recent
     cdef uint64_t[4] state
     cdef int32_t[::1] banned
-    cdef int32_t[::1] recent  # the last half of it at least counts
-    cdef unsigned char[::1] begins_breaker
-    cdef int32_t[::1] longer_breakers
-    cdef int32_t[::1] breaker_ends
-    cdef int32_t[::1] repeats
-    cdef int32_t[::1] longest
     cdef float[::1] adjusted
+    cdef float[::1] scattered
     cdef Candidate[::1] candidates
     cdef Candidate[::1] spare
     cdef double[::1] weights
@@ -86,6 +101,7 @@ cdef class Sampler:
         Py_ssize_t dry_allowed_length=2,
         Py_ssize_t dry_window_size=0,
         breakers=(),
+        samplers=SAMPLERS,
         uint64_t seed=0,
         banned=(),
     ):
@@ -94,46 +110,42 @@ cdef class Sampler:
         self.options = {name: given[name] for name in given if name not in _NOT_FOR_TWINS}
         if vocab_size <= 0 or min(top_k, window_size, dry_window_size, dry_allowed_length) < 0:
             raise ValueError("vocab_size must be positive, counts must not be negative")
+        acting, chain = arrange(self.options, vocab_size)
         self.vocab_size = vocab_size
-        self.temperature = temperature
-        self.dynatemp_range, self.dynatemp_exponent = dynatemp_range, dynatemp_exponent
-        self.top_n_sigma = top_n_sigma
-        self.top_k = top_k if 0 < top_k < vocab_size else vocab_size
-        self.typical_p, self.top_p, self.min_p = typical_p, top_p, min_p
-        self.xtc_probability, self.xtc_threshold = xtc_probability, xtc_threshold
-        self.repeat_penalty = repeat_penalty
-        self.window_size = window_size if repeat_penalty != 1.0 else 0
-        self.dry = DryPenalty(dry_multiplier, dry_base, dry_allowed_length)
-        self.dry_window_size = dry_window_size if dry_multiplier != 0.0 else 0
+        self.is_greedy = acting["temperature"] == 0.0
+        self.filters = Filters(
+            acting["temperature"],
+            acting["dynatemp_range"],
+            dynatemp_exponent,
+            acting["top_n_sigma"],
+            acting["top_p"],
+            acting["min_p"],
+            acting["typical_p"],
+            acting["xtc_probability"],
+            xtc_threshold,
+            acting["top_k"] or vocab_size,
+        )
+        self.chain = np.array([SAMPLERS.index(name) for name in chain], np.int32)
+        if chain:
+            self.chained, self.filters = self.filters, NO_FILTERS
+        self.recent = RecentTokens(
+            vocab_size,
+            repeat_penalty=acting["repeat_penalty"],
+            window_size=window_size,
+            dry_multiplier=acting["dry_multiplier"],
+            dry_base=dry_base,
+            dry_allowed_length=dry_allowed_length,
+            dry_window_size=dry_window_size,
+            breakers=breakers,
+        )
         seed_state(self.state, seed)
-        self.banned = self._token_ids("banned token ids", banned)
-        self.recent = np.zeros(2 * max(self.window_size, self.dry_window_size), np.int32)
-        self.n_recent = 0
-        if self.dry_window_size:
-            self._read_breakers(breakers)
-            self.repeats = np.empty(self.dry_window_size, np.int32)
-            self.longest = np.zeros(vocab_size, np.int32)
+        self.banned = token_ids("banned token ids", banned, vocab_size)
         self.adjusted = np.empty(vocab_size, dtype=np.float32)
         self.candidates = np.empty(vocab_size, dtype=[("logit", "f4"), ("token", "i4")])
-        self.spare = np.empty(vocab_size if typical_p < 1.0 else 0, self.candidates.base.dtype)
+        is_sorted_twice = acting["typical_p"] < 1.0
+        self.spare = np.empty(vocab_size if is_sorted_twice else 0, self.candidates.base.dtype)
+        self.scattered = np.empty(vocab_size if chain else 0, np.float32)
         self.weights = np.empty(vocab_size, dtype=np.float64)
-
-    def _token_ids(self, name, ids):
-        array = np.array(ids, dtype=np.int32)
-        if array.size and not (array.min() >= 0 and array.max() < self.vocab_size):
-            raise ValueError(f"{name} must be in [0, {self.vocab_size})")
-        return array
-
-    def _read_breakers(self, breakers) -> None:
-        begins = np.zeros(self.vocab_size, np.uint8)
-        longer = sorted({breaker for breaker in breakers if len(breaker) > 1})
-        alone = [breaker[0] for breaker in breakers if len(breaker) == 1]
-        single = self._token_ids("breakers", alone)
-        tokens = self._token_ids("breakers", [token for breaker in longer for token in breaker])
-        begins[single] |= 1
-        begins[[breaker[0] for breaker in longer]] |= 2
-        self.begins_breaker, self.longer_breakers = begins, tokens
-        self.breaker_ends = np.cumsum([len(breaker) for breaker in longer], dtype=np.int32)
 
     def twin(self, int vocab_size):
         """A sampler that draws alike from the logits of a model of ``vocab_size`` tokens."""
@@ -146,17 +158,8 @@ cdef class Sampler:
 
         Raises ValueError where its options differ, or a recent token is outside the vocabulary.
         """
-        if self.recent.shape[0] != other.recent.shape[0]:
-            raise ValueError("the samplers look at different numbers of recent tokens")
-        cdef Py_ssize_t i
-        for i in range(other.n_recent):
-            if other.recent[i] >= self.vocab_size:
-                raise ValueError(
-                    f"token id {other.recent[i]} is outside the vocabulary of {self.vocab_size}"
-                )
-        for i in range(other.n_recent):
-            self.recent[i] = other.recent[i]
-        self.n_recent = other.n_recent
+        cdef int i
+        self.recent.follow(other.recent)
         for i in range(4):
             self.state[i] = other.state[i]
 
@@ -164,14 +167,7 @@ cdef class Sampler:
         """Adds ``token`` to the recent ones, of which penalties look at the last."""
         if not 0 <= token < self.vocab_size:
             raise ValueError(f"token id {token} is outside the vocabulary of {self.vocab_size}")
-        cdef Py_ssize_t size = self.recent.shape[0], half = size // 2
-        if size == 0:
-            return
-        if self.n_recent == size:
-            memmove(&self.recent[0], &self.recent[half], half * sizeof(int32_t))
-            self.n_recent = half
-        self.recent[self.n_recent] = token
-        self.n_recent += 1
+        self.recent.accept(token)
 
     def sample(self, logits not None, const unsigned char[::1] mask=None) -> int:
         """Draws a token id from ``logits`` [vocab_size], float32.
@@ -180,11 +176,13 @@ cdef class Sampler:
         that of token i.
         """
         self._read(logits, mask)
-        if self.temperature == 0.0:
-            return self.best
-        cdef Py_ssize_t i, first = 0, kept = self._filter()
-        if self.xtc_probability > 0.0 and next_uniform(self.state) < self.xtc_probability:
-            first = count_top_choices(&self.candidates[0], kept, self.xtc_threshold)
+        if self.is_greedy:
+            return self._best_left()
+        cdef Filters by = self.filters
+        cdef Py_ssize_t i, first = 0
+        cdef Py_ssize_t kept = self._run_chain(-1) if self.chain.shape[0] else self._filter()
+        if by.xtc_probability > 0.0 and next_uniform(self.state) < by.xtc_probability:
+            first = count_top_choices(&self.candidates[0], kept, by.xtc_threshold)
         cdef double remaining = next_uniform(self.state) * self._weigh(first, kept)
         for i in range(first, kept):
             remaining -= self.weights[i]
@@ -200,19 +198,39 @@ cdef class Sampler:
         state does not move.
         """
         self._read(logits, None)
-        if self.temperature == 0.0:
-            return np.array([self.best], dtype=np.int32), np.ones(1)
+        if self.is_greedy:
+            return np.array([self._best_left()], dtype=np.int32), np.ones(1)
+        if self.chain.shape[0]:
+            return self._chain_distribution()
+        cdef Filters by = self.filters
         cdef Py_ssize_t kept = self._filter()
-        cdef Py_ssize_t first = count_top_choices(&self.candidates[0], kept, self.xtc_threshold)
+        cdef Py_ssize_t first = count_top_choices(&self.candidates[0], kept, by.xtc_threshold)
         cdef double total = self._weigh(0, kept)
         tokens = np.asarray(self.candidates[:kept])["token"].copy()
         probabilities = np.asarray(self.weights[:kept]) / total
-        if self.xtc_probability > 0.0:
-            probabilities *= 1.0 - self.xtc_probability
+        if by.xtc_probability > 0.0:
+            probabilities *= 1.0 - by.xtc_probability
             total = self._weigh(first, kept)
             excluded = np.asarray(self.weights[first:kept]) / total
-            probabilities[first:] += self.xtc_probability * excluded
+            probabilities[first:] += by.xtc_probability * excluded
         return tokens, probabilities
+
+    def _chain_distribution(self):
+        cdef double chance = self.chained.xtc_probability, share, total
+        cdef Py_ssize_t kept, n_xtc = sum(op == XTC for op in self.chain)
+        cdef long choices
+        found = np.full(self.vocab_size, -1.0)  # of none
+        for choices in range(1 << n_xtc):
+            n_taken = choices.bit_count()
+            share = chance**n_taken * (1.0 - chance) ** (n_xtc - n_taken)
+            kept = self._run_chain(choices)
+            total = self._weigh(0, kept)
+            if share > 0.0:
+                tokens = np.asarray(self.candidates[:kept])["token"]
+                found[tokens] = np.maximum(found[tokens], 0.0)
+                found[tokens] += share * np.asarray(self.weights[:kept]) / total
+        order = np.argsort(-found, kind="stable")[: np.count_nonzero(found >= 0.0)]
+        return order.astype(np.int32), found[order]
 
     cdef int _read(self, logits, const unsigned char[::1] mask) except -1:
         """Sets ``values``, what is drawn from: the logits or a copy that was changed; and ``best``.
@@ -226,158 +244,119 @@ cdef class Sampler:
         if not given[self.best] <= FLT_MAX:
             raise ValueError(f"the logit of token {self.best} is {given[self.best]}")
         self.values = &given[0]
-        cdef bint penalises = self.n_recent > 0  # which are kept for penalties alone
-        if penalises or self.banned.shape[0] or mask is not None or self.top_n_sigma > 0.0:
+        cdef bint drops = self.filters.top_n_sigma > 0.0
+        # Recent tokens are kept for penalties alone, which a chain has at their own place.
+        cdef bint penalises = self.recent.n_kept > 0 and self.chain.shape[0] == 0
+        if penalises or self.banned.shape[0] or mask is not None or drops:
             memcpy(&self.adjusted[0], &given[0], self.vocab_size * sizeof(float))
-            self._adjust(mask)
+            if penalises:
+                self.recent.penalise(self.values, &self.adjusted[0])
+                self.recent.penalise_repetition(&self.adjusted[0])
+            self._forbid(mask)
             self.values = &self.adjusted[0]
             self.best = np.argmax(self.adjusted.base)
-            if self.top_n_sigma > 0.0:
-                self._drop_unlikely(self.values[self.best])
+            if drops:
+                drop_unlikely(
+                    &self.adjusted[0],
+                    self.vocab_size,
+                    self.values[self.best],
+                    self.filters.top_n_sigma,
+                )
         if self.values[self.best] == NEGATIVE_INFINITY:
             raise ValueError("every token is banned or has a logit of -inf")
         return 0
 
-    cdef void _adjust(self, const unsigned char[::1] mask) noexcept:
-        """Applies the penalties, the bans and the mask to the copy."""
+    cdef void _forbid(self, const unsigned char[::1] mask) noexcept:
+        """Applies the bans and the mask to the copy."""
         cdef Py_ssize_t i
-        cdef int32_t token
-        cdef double value
-        for i in range(max(0, self.n_recent - self.window_size), self.n_recent):
-            # Read from the source: a token that is in the window twice is penalised once.
-            token = self.recent[i]
-            value = self.values[token]
-            if value == NEGATIVE_INFINITY:
-                continue
-            value = value / self.repeat_penalty if value > 0 else value * self.repeat_penalty
-            self.adjusted[token] = <float> fmin(fmax(value, -FLT_MAX), FLT_MAX)
-        if self.dry_window_size:
-            self._penalise_repetition()
         for i in range(self.banned.shape[0]):
             self.adjusted[self.banned[i]] = NEGATIVE_INFINITY
-        if mask is not None:
-            self._apply(mask)
+        if mask is None:
+            return
+        cdef Py_ssize_t n_bits = min(8 * mask.shape[0], <Py_ssize_t> self.vocab_size)
+        allow(&self.adjusted[0], self.vocab_size, &mask[0] if n_bits > 0 else NULL, n_bits)
 
-    cdef void _penalise_repetition(self) noexcept:
-        cdef Py_ssize_t n = min(self.dry_window_size, self.n_recent)
-        cdef Breakers breakers = Breakers(&self.begins_breaker[0], NULL, NULL, 0)
-        if self.breaker_ends.shape[0]:
-            breakers.longer, breakers.ends = &self.longer_breakers[0], &self.breaker_ends[0]
-            breakers.n_longer = self.breaker_ends.shape[0]
-        penalise_repetition(
-            &self.adjusted[0],
-            &self.recent[self.n_recent - n],
-            n,
-            self.dry,
-            breakers,
-            &self.repeats[0],
-            &self.longest[0],
-        )
+    cdef int _best_left(self) noexcept:
+        cdef Py_ssize_t i, kept
+        if self.chain.shape[0] == 0:
+            return self.best
+        kept = self._run_chain(0)
+        for i in range(1, kept):
+            if is_worse(self.candidates[0], self.candidates[i]):
+                self.candidates[0] = self.candidates[i]
+        return self.candidates[0].token
 
-    cdef void _apply(self, const unsigned char[::1] mask) noexcept:
-        """Leaves the tokens whose bits are set."""
-        cdef Py_ssize_t i, n_bits = min(8 * mask.shape[0], <Py_ssize_t> self.vocab_size)
-        cdef float* adjusted = &self.adjusted[0]
-        cdef float nothing = NEGATIVE_INFINITY
-        cdef const unsigned char* bits = &mask[0] if n_bits > 0 else NULL
-        for i in range(n_bits):
-            adjusted[i] = adjusted[i] if bits[i >> 3] >> (i & 7) & 1 else nothing
-        for i in range(n_bits, self.vocab_size):
-            adjusted[i] = nothing
+    cdef Py_ssize_t _run_chain(self, long choices) noexcept:
+        """As ``_filter``, in the order of ``chain``, the temperature included.
+
+        Bits of ``choices`` say whether the first XTC, the second and so on acts; -1 draws them.
+        """
+        cdef Filters by = self.chained
+        cdef Candidate* found = &self.candidates[0]
+        cdef Py_ssize_t first, n_xtc = 0
+        cdef Py_ssize_t used = take_above(self.values, self.vocab_size, NEGATIVE_INFINITY, found)
+        cdef int32_t sampler
+        cdef bint acts
+        for sampler in self.chain:
+            if sampler == PENALTIES or sampler == DRY:
+                self._penalise_candidates(used, sampler)
+            elif sampler == TOP_N_SIGMA:
+                used = keep_near_best(found, used, by.top_n_sigma)
+            elif sampler == TOP_K:
+                used = keep_top_k(found, used, by.top_k)
+            elif sampler == TYPICAL:
+                used = keep_typical(found, &self.spare[0], used, by.typical_p)
+            elif sampler == TOP_P:
+                used = keep_top_p(found, used, by.top_p)
+            elif sampler == MIN_P:
+                used = keep_min_p(found, used, by.min_p)
+            elif sampler == TEMPERATURE:
+                cool(
+                    found,
+                    used,
+                    temperature_of(
+                        found, used, by.temperature, by.dynatemp_range, by.dynatemp_exponent
+                    ),
+                )
+            else:
+                if choices < 0:
+                    acts = next_uniform(self.state) < by.xtc_probability
+                else:
+                    acts = choices >> n_xtc & 1
+                n_xtc += 1
+                if acts:
+                    first = count_top_choices(found, used, by.xtc_threshold)
+                    used -= first
+                    memmove(found, found + first, used * sizeof(Candidate))
+        return used
+
+    cdef void _penalise_candidates(self, Py_ssize_t used, int32_t sampler) noexcept:
+        """By a vocabulary in which others are -inf."""
+        cdef Py_ssize_t i
+        if self.recent.n_kept == 0:
+            return
+        for i in range(self.vocab_size):
+            self.scattered[i] = NEGATIVE_INFINITY
+        for i in range(used):
+            self.scattered[self.candidates[i].token] = self.candidates[i].logit
+        memcpy(&self.adjusted[0], &self.scattered[0], self.vocab_size * sizeof(float))
+        if sampler == PENALTIES:
+            self.recent.penalise(&self.scattered[0], &self.adjusted[0])
+        else:
+            self.recent.penalise_repetition(&self.adjusted[0])
+        for i in range(used):
+            self.candidates[i].logit = self.adjusted[self.candidates[i].token]
 
     cdef Py_ssize_t _filter(self) noexcept nogil:
         """Leaves the tokens that may be drawn in ``candidates``; returns their number."""
-        cdef double best = self.values[self.best]
-        cdef double share_of_best, total = 0.0, mass = 0.0
-        cdef Py_ssize_t i, used, kept = 0
-        if self.top_k < self.vocab_size:
-            used = self._take_top_k()
-        else:
-            if self.top_p < 1.0 and self.typical_p >= 1.0:
-                for i in range(self.vocab_size):
-                    total += exp(self.values[i] - best)
-            used = self._take_above(best, total)
-        if self.typical_p < 1.0:
-            used = keep_typical(&self.candidates[0], &self.spare[0], used, self.typical_p)
-            best = best_of(&self.candidates[0], used)
-        if self.top_k < self.vocab_size or self.typical_p < 1.0:
-            total = sum_of(&self.candidates[0], used, best)
-        if self.top_p < 1.0:
-            sort_best_first(&self.candidates[0], used)
-        elif self.min_p <= 0.0:
-            return used
-        for i in range(used):
-            if self.top_p < 1.0 and mass >= self.top_p * total:
-                break
-            share_of_best = exp(self.candidates[i].logit - best)
-            mass += share_of_best
-            if share_of_best >= self.min_p:
-                self.candidates[kept] = self.candidates[i]
-                kept += 1
-        return kept
-
-    cdef void _drop_unlikely(self, double best) noexcept:
-        """Leaves logits down to ``top_n_sigma`` standard deviations below the best."""
-        cdef double mean = 0.0, variance = 0.0, floor
-        cdef Py_ssize_t i, n = 0
-        cdef float* adjusted = &self.adjusted[0]
-        for i in range(self.vocab_size):
-            if adjusted[i] > NEGATIVE_INFINITY:
-                mean += adjusted[i]
-                n += 1
-        mean /= n
-        for i in range(self.vocab_size):
-            if adjusted[i] > NEGATIVE_INFINITY:
-                variance += (adjusted[i] - mean) * (adjusted[i] - mean)
-        floor = best - self.top_n_sigma * sqrt(variance / n)
-        for i in range(self.vocab_size):
-            if adjusted[i] < floor:
-                adjusted[i] = NEGATIVE_INFINITY
-
-    cdef Py_ssize_t _take_top_k(self) noexcept nogil:
-        """Collects the ``top_k`` best tokens in one pass over a heap of that size."""
-        cdef Candidate* heap = &self.candidates[0]
-        cdef const float* values = self.values
-        cdef Py_ssize_t i = 0, used = 0, end
-        while i < self.vocab_size and used < self.top_k:
-            heap[used].logit = values[i]
-            heap[used].token = <int32_t> i
-            used += values[i] > NEGATIVE_INFINITY
-            i += 1
-        make_heap(heap, used)
-        while i < self.vocab_size:
-            end = min(i + BLOCK, <Py_ssize_t> self.vocab_size)
-            if end < i + BLOCK or has_above(&values[i], heap[0].logit):
-                for i in range(i, end):
-                    if values[i] > heap[0].logit:
-                        heap[0].logit = values[i]
-                        heap[0].token = <int32_t> i
-                        sift_down(heap, 0, used)
-            i = end
-        return used
-
-    cdef Py_ssize_t _take_above(self, double best, double total) noexcept nogil:
-        """Collects the tokens that top-p and min-p can keep, so that few need sorting.
-
-        Typical ones are chosen before them, among all.
-        Tokens whose probability is below ``(1 - top_p) / vocab_size`` weigh less than
-        ``1 - top_p`` together, so the most likely tokens reach ``top_p`` without them.
-        """
-        cdef double floor = NEGATIVE_INFINITY
-        cdef double slack = 1e-6
-        cdef Py_ssize_t i, used = 0
-        cdef bint is_first = self.typical_p >= 1.0
-        if is_first and self.min_p > 0.0:
-            floor = best + log(self.min_p) - slack
-        if is_first and self.top_p < 1.0:
-            floor = fmax(floor, best + log((1.0 - self.top_p) / self.vocab_size * total) - slack)
-        cdef Candidate* found = &self.candidates[0]
-        cdef const float* values = self.values
-        for i in range(self.vocab_size):  # without branches: -inf may be anywhere
-            found[used].logit = values[i]
-            found[used].token = <int32_t> i
-            used += (values[i] >= floor) & (values[i] > NEGATIVE_INFINITY)
-        return used
+        return take_filtered(
+            self.values,
+            self.vocab_size,
+            self.values[self.best],
+            self.filters,
+            &self.candidates[0],
+            &self.spare[0] if self.spare.shape[0] else NULL,
+        )
 
     cdef double _weigh(self, Py_ssize_t first, Py_ssize_t kept) noexcept nogil:
         """Fills ``weights`` with exp((logit - best) / temperature); returns their sum."""
@@ -386,9 +365,9 @@ cdef class Sampler:
         cdef double temperature = temperature_of(
             &candidates[first],
             kept - first,
-            self.temperature,
-            self.dynatemp_range,
-            self.dynatemp_exponent,
+            self.filters.temperature,
+            self.filters.dynatemp_range,
+            self.filters.dynatemp_exponent,
         )
         cdef Py_ssize_t i
         for i in range(first, kept):

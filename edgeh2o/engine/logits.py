@@ -81,13 +81,12 @@ def with_penalties(
     processor: LogitsProcessor | None, sampling: SamplingParams
 ) -> LogitsProcessor | None:
     """``processor``, followed by the penalties and biases of ``sampling`` if it has any."""
-    if not (sampling.logit_bias or sampling.presence_penalty or sampling.frequency_penalty):
+    presence, frequency = sampling.presence_penalty, sampling.frequency_penalty
+    if not sampling.penalises:
+        presence = frequency = 0.0
+    if not (sampling.logit_bias or presence or frequency):
         return processor
-    penalties = Penalties(
-        sampling.logit_bias or {},
-        presence=sampling.presence_penalty,
-        frequency=sampling.frequency_penalty,
-    )
+    penalties = Penalties(sampling.logit_bias or {}, presence=presence, frequency=frequency)
     return penalties if processor is None else ProcessorChain([processor, penalties])
 
 

@@ -94,6 +94,7 @@ def describe_sampling(sampling: SamplingParams) -> dict[str, Any]:
         "seed": -1 if sampling.seed is None else sampling.seed,
         **{name: getattr(sampling, name) for name in _SAMPLERS},
         "dry_sequence_breakers": list(sampling.dry_sequence_breakers),
+        "samplers": list(sampling.samplers),
         "n_predict": sampling.max_tokens,
         "max_tokens": sampling.max_tokens,
         "stop": list(sampling.stop),

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 from ..engine.grammar import Grammar
 from ..errors import UsageError
+from ..sampler_names import MAX_SAMPLERS, describe_unknown, read_samplers
 from ..sampling_config import SamplingParams
 from .api_error import ApiError
 from .chat_messages import MAX_MESSAGES, read_message
 from .fields import Fields
 from .output_form import read_grammar
 from .tools import Tool, ToolChoice, read_tool_choice, read_tools
+
+_logger = logging.getLogger(__name__)
 
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
@@ -193,16 +198,20 @@ def _read_common(
     stream = fields.flag("stream")
     place = fields.integer("id_slot", -1, MAX_TOKENS)  # of llama-server; -1 is any
     most = fields.first(*names_of_most, "max_tokens", "n_predict")
+    sampling = _read_sampling(fields, defaults, most, fields.texts(stop, MAX_STOPS))
+    presence, frequency = (
+        fields.number(f"{name}_penalty", -2, 2, 0.0) for name in ("presence", "frequency")
+    )
     return {
         "place": None if place == -1 else place,
-        "sampling": _read_sampling(fields, defaults, most, fields.texts(stop, MAX_STOPS)),
+        "sampling": sampling,
         "stream": stream,
         "include_usage": options is not None and options.flag("include_usage"),
         "wants_progress": fields.flag("return_progress")
         or (options is not None and options.flag("include_progress")),
         "bias": _read_bias(fields),
-        "presence_penalty": fields.number("presence_penalty", -2, 2, 0.0),
-        "frequency_penalty": fields.number("frequency_penalty", -2, 2, 0.0),
+        "presence_penalty": presence if sampling.penalises else 0.0,
+        "frequency_penalty": frequency if sampling.penalises else 0.0,
     }
 
 
@@ -240,6 +249,8 @@ def _read_sampling(
         values |= {"dry_multiplier": 0.0, "dry_base": 1.0}
     if fields.raw("dry_sequence_breakers") is not None:  # none at all is an empty array
         values["dry_sequence_breakers"] = fields.texts("dry_sequence_breakers", MAX_STOPS)
+    if fields.raw("samplers") is not None:
+        values["samplers"] = _read_samplers(fields)
     if values.get("top_k") == -1:
         values["top_k"] = 0
     if values.get("max_tokens", -1) >= 0:
@@ -253,6 +264,25 @@ def _read_sampling(
         )
     except UsageError as error:
         raise ApiError(str(error)) from None
+
+
+def _read_samplers(fields: Fields) -> tuple[str, ...]:
+    """Names, or a text of letters; as llama-server's, it passes over others."""
+    given = fields.raw("samplers")
+    if not isinstance(given, str):
+        is_list = isinstance(given, list) and all(isinstance(name, str) for name in given)
+        if not is_list or len(given) > MAX_SAMPLERS:
+            fields.refuse("samplers", f"a text of letters, or an array of at most {MAX_SAMPLERS}")
+    known, unknown = read_samplers(given[: MAX_SAMPLERS + 1])
+    if unknown:
+        _tell_once(describe_unknown(unknown))
+    return known
+
+
+@lru_cache(maxsize=64)
+def _tell_once(message: str) -> None:
+    """A client says the same in every request."""
+    _logger.warning("a request's 'samplers': %s", message)
 
 
 def _read_bias(fields: Fields) -> dict[int, float]:

@@ -212,7 +212,6 @@ def test_flags_of_newer_commands_become_ours() -> None:
         ("--mirostat 2", "use --top-p, --min-p or --repeat-penalty"),
         ("--reasoning-budget 0", "--chat-template-kwargs"),
         ("-mg 1", "--device cuda:1 names it"),
-        ("--samplers top_k", "turn one off by its own flag"),
         ("-cram 100", "--prefix-cache-ram"),
         ("--list-devices", "'edgeh2o doctor'"),
         ("--control-vector v.gguf", "leave it out"),
@@ -222,6 +221,30 @@ def test_flags_of_newer_commands_become_ours() -> None:
 def test_flags_of_newer_commands_are_refused_with_the_cure(words: str, part: str) -> None:
     with pytest.raises(UsageError, match=f"^{words}: .*{part}"):
         _parse(*words.split())
+
+
+def test_the_order_of_samplers_is_read_as_by_llama_cpp() -> None:
+    def read(*words: str, verb: str = "run") -> tuple[object, list[str]]:
+        args, warned = _parse(*words, verb=verb)
+        return read_config(args, SamplingParams).samplers, warned
+
+    wanted = ("temperature", "top_k", "min_p")
+    for words in (
+        ("--samplers", "temperature;top_k;min_p"),
+        ("--samplers=Temp;top-k; minp;",),
+        ("--sampler-seq", "tkm"),
+        ("--sampling-seq=tkm",),
+    ):
+        for verb in ("run", "serve"):
+            assert read(*words, verb=verb) == (wanted, [])
+    assert read("--samplers", "") == ((), [])
+    known, (message,) = read("--samplers", "top_k;tfs_z;infill;tfs_z")
+    assert known == ("top_k",)
+    assert message.startswith("--samplers: no such sampler: 'tfs_z', 'infill'; there are penalties")
+    known, (message,) = read("--sampler-seq", "kz")
+    assert known == ("top_k",) and "'z'" in message
+    with pytest.raises(UsageError, match="has 33 names, more than 32"):
+        read("--sampler-seq", "k" * 33)
 
 
 def test_biases_and_penalties_of_llama_cpp() -> None:

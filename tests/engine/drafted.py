@@ -26,6 +26,12 @@ SAMPLINGS = [
         **{"xtc_probability": 0.5, "xtc_threshold": 0.05},
         **{"dry_multiplier": 0.6, "dry_allowed_length": 1, "dry_penalty_last_n": 20},
     },
+    {
+        "samplers": ("temperature", "top_k", "dry", "xtc", "penalties", "top_p"),
+        **{"temperature": 1.2, "top_p": 0.8, "repeat_penalty": 1.2, "repeat_last_n": 20},
+        **{"xtc_probability": 0.5, "xtc_threshold": 0.05},
+        **{"dry_multiplier": 0.6, "dry_penalty_last_n": 20},
+    },
 ]
 # By what changes the logits before the sampler sees them.
 PENALISED = [

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from edgeh2o.sampler_names import SAMPLERS
 from tests.serving.conftest import RunningServer, StartServer
 from tests.serving.fetching import ask, fetch
 
@@ -175,6 +176,12 @@ def test_requests_may_name_all_samplers(server: RunningServer) -> None:
     assert {name: drawn["generation_settings"][name] for name in rare} == rare
     assert drawn["content"] == ask(server, "/completion", body | rare)["content"]
     assert drawn["content"] != plain["content"]
+    assert plain["generation_settings"]["samplers"] == list(SAMPLERS)
+    for order in (["temp", "top-k", "tfs_z", "xtc"], "tkx"):
+        moved = ask(server, "/completion", body | {"samplers": order, "temperature": 1.9})
+        assert moved["generation_settings"]["samplers"] == ["temperature", "top_k", "xtc"]
+    none = ask(server, "/completion", body | {"samplers": ["tfs_z"]})  # nothing is left out
+    assert none["content"] != plain["content"]
     off = {"dry_multiplier": 2.0, "dry_base": 0.0, "typical_p": 1.0, "top_n_sigma": -1}
     off |= {"mirostat": 0, "mirostat_tau": 5.0}
     assert ask(server, "/completion", body | off)["content"] == plain["content"]
@@ -184,6 +191,7 @@ def test_requests_may_name_all_samplers(server: RunningServer) -> None:
     for name, wrong in (
         *(("xtc_probability", 2), ("dry_multiplier", -1), ("dry_allowed_length", 1.5)),
         *(("dry_sequence_breakers", [""]), ("typical_p", "x"), ("mirostat", 2)),
+        *(("samplers", 3), ("samplers", [1]), ("samplers", ["top_k"] * 33), ("samplers", "k" * 99)),
     ):
         reply = fetch(server, "/completion", json.dumps(body | {name: wrong}).encode(), JSON)
         assert reply.status_code == 400 and name in reply.json()["error"]["message"]

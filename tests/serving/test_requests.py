@@ -40,6 +40,26 @@ def test_tokens_to_generate_by_each_of_its_names() -> None:
         read({"n_predict": "3"}, defaults)
 
 
+def test_samplers_that_are_none_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    """As by llama-server, which goes on with the others."""
+    defaults = SamplingParams(samplers=("min_p",))
+    assert [r.sampling.samplers for r in read({}, defaults)] == [("min_p",)] * 2
+    for _ in range(2):
+        for request in read({"samplers": ["top_k", "adaptive_p", "Temp"]}, defaults):
+            assert request.sampling.samplers == ("top_k", "temperature")
+    (message,) = caplog.messages
+    assert message.startswith("a request's 'samplers': no such sampler: 'adaptive_p'; there are")
+
+
+def test_penalties_that_are_left_out_are_off() -> None:
+    body = {"presence_penalty": 1.5, "frequency_penalty": -1, "repeat_penalty": 1.2}
+    for given, expected in (({}, (1.5, -1.0)), ({"samplers": "kt"}, (0.0, 0.0))):
+        for request in read(body | given, SamplingParams()):
+            assert (request.presence_penalty, request.frequency_penalty) == expected
+    with pytest.raises(ApiError, match="'presence_penalty' must be a number"):
+        read({"presence_penalty": 3, "samplers": "kt"}, SamplingParams())
+
+
 def test_effort_is_a_variable_of_the_template() -> None:
     def variables(**body: Any) -> Any:
         return read(body, SamplingParams())[0].template_variables
