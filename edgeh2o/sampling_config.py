@@ -91,6 +91,18 @@ class SamplingParams:
     dynatemp_exponent: float = option(
         1.0, "--dynatemp-exp", help="power of the entropy that this goes by"
     )
+    mirostat: int = option(
+        0,
+        "--mirostat",
+        help="1 or 2: keep the surprise of the text near --mirostat-ent by Mirostat, of this "
+        "version; of the other samplers --temp alone acts then, 0 = off",
+    )
+    mirostat_tau: float = option(
+        5.0, "--mirostat-ent", help="surprise of a token that is aimed at, in bits"
+    )
+    mirostat_eta: float = option(
+        0.1, "--mirostat-lr", help="how much of what a token missed that by the next one answers"
+    )
     repeat_penalty: float = option(
         1.0, "--repeat-penalty", help="penalty on tokens seen recently, 1 = none"
     )
@@ -242,9 +254,9 @@ class SamplingParams:
             )
 
     @property
-    def penalises(self) -> bool:
-        """Whether penalties on tokens count: ``repeat_penalty``, and those of OpenAI."""
-        return "penalties" in self.samplers
+    def acting_samplers(self) -> tuple[str, ...]:
+        """``samplers``, or what is left of them with mirostat."""
+        return ("temperature",) if self.mirostat else tuple(self.samplers)
 
     def _read_samplers(self) -> tuple[str, ...]:
         given: object = self.samplers
@@ -273,6 +285,9 @@ class SamplingParams:
             self, "dynatemp_range", "a number >= 0", lambda x: x >= 0, "use 0 to turn it off"
         )
         check_real(self, "dynatemp_exponent", "a number >= 0", lambda x: x >= 0, "1 is the default")
+        check_int(self, "mirostat", 0, 2, "2 is the usual version, 0 turns it off")
+        check_real(self, "mirostat_tau", "a number >= 0", lambda x: x >= 0, "5 is the default")
+        check_real(self, "mirostat_eta", "a number >= 0", lambda x: x >= 0, "0.1 is the default")
         check_real(self, "dry_base", "a number >= 1", lambda x: x >= 1, "1.75 is the default")
         check_int(self, "dry_allowed_length", 0, MAX_CONTEXT, "2 is the default")
         check_int(self, "dry_penalty_last_n", -1, MAX_CONTEXT, "use -1 for the whole context")

@@ -18,7 +18,6 @@ _NO_DRAFT = (
     "this command has no draft model, which drafts for one answer at a time: 'edgeh2o run', "
     "'chat' and 'serve' have"
 )
-_NO_SAMPLER = "there is no such sampler; use --top-p, --min-p or --repeat-penalty"
 _ON_DEVICE = "a model, its cache and its experts are on one device (--device)"
 _PLACED = "threads run where the system puts them"
 _ZERO, _ONE = ("0", "0.0", "0.00"), ("1", "1.0", "1.00")
@@ -165,10 +164,6 @@ _FLAGS = {
             _Flag("", "value", "--samplers", spell=spell_samplers),
         ),
         (
-            "--mirostat-lr --mirostat-ent",
-            _Flag("it is for a sampler that is not on", "value", idle=None),
-        ),
-        (
             "-td --threads-draft",
             _Flag("one number of threads serves both models; use -t", "value"),
         ),
@@ -192,7 +187,6 @@ _FLAGS = {
             _Flag("there is no TLS; put a proxy such as Caddy before the server", "value"),
         ),
         ("--models-dir --models-preset", _Flag("a server has one model; start several", "value")),
-        ("--mirostat", _Flag(_NO_SAMPLER, "value", idle=_ZERO)),
         (
             "--presence-penalty --frequency-penalty",
             _Flag("each request has its own; --repeat-penalty is for all", "value", idle=_ZERO),

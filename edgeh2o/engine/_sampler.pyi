@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 class Sampler:
     vocab_size: int
+    mu: float
     def __init__(
         self,
         vocab_size: int,
@@ -27,6 +28,9 @@ class Sampler:
         dry_window_size: int = 0,
         breakers: Iterable[Iterable[int]] = (),
         samplers: Iterable[str] = ...,
+        mirostat: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
         seed: int = 0,
         banned: Iterable[int] = (),
     ) -> None: ...

@@ -8,7 +8,7 @@ several of them go together. In another order each changes what the one before l
 """
 
 from libc.float cimport FLT_MAX
-from libc.math cimport exp
+from libc.math cimport exp, log2
 from libc.stdint cimport int32_t, uint64_t
 from libc.string cimport memcpy, memmove
 
@@ -32,6 +32,7 @@ from edgeh2o.engine._filters cimport (
     take_above,
     take_filtered,
 )
+from edgeh2o.engine._mirostat cimport keep_below_surprise, take_by_rank
 from edgeh2o.engine._random cimport next_uniform, seed_state
 from edgeh2o.engine._recent_tokens cimport RecentTokens
 
@@ -58,7 +59,8 @@ cdef class Sampler:
 
     ``window_size`` is how many recent tokens the repeat penalty looks at, ``dry_window_size`` how
     many DRY does, whose ``breakers`` are sequences of tokens that no repetition goes over.
-    ``samplers`` are those that act, in their order. Tokens in ``banned`` are never drawn. Every
+    ``samplers`` are those that act, in their order; with ``mirostat``, 1 or 2, that acts in their
+    place, and ``mu`` bits of surprise are what a token may have. Tokens in ``banned`` are never drawn. Every
     method that takes logits raises ValueError when their number is not ``vocab_size``, when one is
     NaN or +inf, and when no token is left to draw.
     """
@@ -71,6 +73,11 @@ cdef class Sampler:
     cdef Filters filters
     cdef Filters chained  # those of ``chain``, which is empty in the usual order
     cdef int32_t[::1] chain
+    cdef int mirostat
+    cdef double mirostat_tau, mirostat_eta
+    cdef readonly double mu
+    cdef Py_ssize_t n_drawn_from  # of the latest draw that mirostat has not learnt from
+    cdef double drawn_total
     cdef RecentTokens recent
     cdef uint64_t[4] state
     cdef int32_t[::1] banned
@@ -84,24 +91,15 @@ cdef class Sampler:
         self,
         int vocab_size,
         *,
-        double temperature,
-        double dynatemp_range=0.0,
-        double dynatemp_exponent=1.0,
-        double top_n_sigma=-1.0,
-        Py_ssize_t top_k=0,
-        double typical_p=1.0,
-        double top_p=1.0,
-        double min_p=0.0,
-        double xtc_probability=0.0,
-        double xtc_threshold=0.1,
-        double repeat_penalty=1.0,
-        Py_ssize_t window_size=0,
-        double dry_multiplier=0.0,
-        double dry_base=1.75,
-        Py_ssize_t dry_allowed_length=2,
-        Py_ssize_t dry_window_size=0,
-        breakers=(),
+        double temperature, double dynatemp_range=0.0, double dynatemp_exponent=1.0,
+        double top_n_sigma=-1.0, Py_ssize_t top_k=0, double typical_p=1.0,
+        double top_p=1.0, double min_p=0.0,
+        double xtc_probability=0.0, double xtc_threshold=0.1,
+        double repeat_penalty=1.0, Py_ssize_t window_size=0,
+        double dry_multiplier=0.0, double dry_base=1.75,
+        Py_ssize_t dry_allowed_length=2, Py_ssize_t dry_window_size=0, breakers=(),
         samplers=SAMPLERS,
+        int mirostat=0, double mirostat_tau=5.0, double mirostat_eta=0.1,
         uint64_t seed=0,
         banned=(),
     ):
@@ -110,24 +108,23 @@ cdef class Sampler:
         self.options = {name: given[name] for name in given if name not in _NOT_FOR_TWINS}
         if vocab_size <= 0 or min(top_k, window_size, dry_window_size, dry_allowed_length) < 0:
             raise ValueError("vocab_size must be positive, counts must not be negative")
+        if not 0 <= mirostat <= 2:
+            raise ValueError(f"mirostat must be 0, 1 or 2, got {mirostat}")
         acting, chain = arrange(self.options, vocab_size)
         self.vocab_size = vocab_size
         self.is_greedy = acting["temperature"] == 0.0
         self.filters = Filters(
-            acting["temperature"],
-            acting["dynatemp_range"],
-            dynatemp_exponent,
-            acting["top_n_sigma"],
-            acting["top_p"],
-            acting["min_p"],
-            acting["typical_p"],
-            acting["xtc_probability"],
-            xtc_threshold,
+            acting["temperature"], acting["dynatemp_range"], dynatemp_exponent,
+            acting["top_n_sigma"], acting["top_p"], acting["min_p"], acting["typical_p"],
+            acting["xtc_probability"], xtc_threshold,
             acting["top_k"] or vocab_size,
         )
         self.chain = np.array([SAMPLERS.index(name) for name in chain], np.int32)
         if chain:
             self.chained, self.filters = self.filters, NO_FILTERS
+        self.mirostat, self.mirostat_tau, self.mirostat_eta = mirostat, mirostat_tau, mirostat_eta
+        self.mu = 2.0 * mirostat_tau
+        self.n_drawn_from = 0
         self.recent = RecentTokens(
             vocab_size,
             repeat_penalty=acting["repeat_penalty"],
@@ -142,7 +139,7 @@ cdef class Sampler:
         self.banned = token_ids("banned token ids", banned, vocab_size)
         self.adjusted = np.empty(vocab_size, dtype=np.float32)
         self.candidates = np.empty(vocab_size, dtype=[("logit", "f4"), ("token", "i4")])
-        is_sorted_twice = acting["typical_p"] < 1.0
+        is_sorted_twice = acting["typical_p"] < 1.0 or mirostat == 1
         self.spare = np.empty(vocab_size if is_sorted_twice else 0, self.candidates.base.dtype)
         self.scattered = np.empty(vocab_size if chain else 0, np.float32)
         self.weights = np.empty(vocab_size, dtype=np.float64)
@@ -154,20 +151,31 @@ cdef class Sampler:
         return Sampler(vocab_size, **{**self.options, "breakers": breakers, "banned": banned})
 
     def follow(self, Sampler other not None) -> None:
-        """Takes over the random state and the recent tokens of ``other``, which stays as it is.
+        """Takes over the random state, recent tokens and ``mu`` of ``other``, which stays as it is.
 
         Raises ValueError where its options differ, or a recent token is outside the vocabulary.
         """
         cdef int i
         self.recent.follow(other.recent)
+        self.mu, self.n_drawn_from = other.mu, 0
         for i in range(4):
             self.state[i] = other.state[i]
 
     def accept(self, int token) -> None:
-        """Adds ``token`` to the recent ones, of which penalties look at the last."""
+        """Adds ``token`` to the recent ones, of which penalties look at the last.
+
+        Mirostat learns from its surprise, if the latest ``sample`` could have drawn it.
+        """
         if not 0 <= token < self.vocab_size:
             raise ValueError(f"token id {token} is outside the vocabulary of {self.vocab_size}")
         self.recent.accept(token)
+        cdef Py_ssize_t i, n = self.n_drawn_from
+        cdef double surprise
+        self.n_drawn_from = 0
+        for i in range(n):
+            if self.candidates[i].token == token and self.weights[i] > 0.0:
+                surprise = log2(self.drawn_total / self.weights[i])
+                self.mu -= self.mirostat_eta * (surprise - self.mirostat_tau)
 
     def sample(self, logits not None, const unsigned char[::1] mask=None) -> int:
         """Draws a token id from ``logits`` [vocab_size], float32.
@@ -183,7 +191,9 @@ cdef class Sampler:
         cdef Py_ssize_t kept = self._run_chain(-1) if self.chain.shape[0] else self._filter()
         if by.xtc_probability > 0.0 and next_uniform(self.state) < by.xtc_probability:
             first = count_top_choices(&self.candidates[0], kept, by.xtc_threshold)
-        cdef double remaining = next_uniform(self.state) * self._weigh(first, kept)
+        cdef double total = self._weigh(first, kept)
+        cdef double remaining = next_uniform(self.state) * total
+        self.n_drawn_from, self.drawn_total = kept if self.mirostat else 0, total
         for i in range(first, kept):
             remaining -= self.weights[i]
             if remaining < 0.0:
@@ -238,6 +248,7 @@ cdef class Sampler:
         NumPy's argmax takes a tenth of the time of a loop here, and finds NaN before all else.
         """
         cdef const float[::1] given = logits
+        self.n_drawn_from = 0
         if given.shape[0] != self.vocab_size:
             raise ValueError(f"expected {self.vocab_size} logits, got {given.shape[0]}")
         self.best = np.argmax(logits)
@@ -349,14 +360,20 @@ cdef class Sampler:
 
     cdef Py_ssize_t _filter(self) noexcept nogil:
         """Leaves the tokens that may be drawn in ``candidates``; returns their number."""
-        return take_filtered(
-            self.values,
-            self.vocab_size,
-            self.values[self.best],
-            self.filters,
-            &self.candidates[0],
-            &self.spare[0] if self.spare.shape[0] else NULL,
-        )
+        cdef Py_ssize_t kept
+        cdef Candidate* found = &self.candidates[0]
+        cdef Candidate* spare = &self.spare[0] if self.spare.shape[0] else NULL
+        cdef double best = self.values[self.best]
+        if self.mirostat == 1:
+            return take_by_rank(
+                self.values, self.vocab_size, self.filters.temperature, self.mu, found, spare
+            )
+        kept = take_filtered(self.values, self.vocab_size, best, self.filters, found, spare)
+        if self.mirostat == 2:
+            kept = keep_below_surprise(
+                found, &self.weights[0], kept, self._weigh(0, kept), self.mu
+            )
+        return kept
 
     cdef double _weigh(self, Py_ssize_t first, Py_ssize_t kept) noexcept nogil:
         """Fills ``weights`` with exp((logit - best) / temperature); returns their sum."""

@@ -82,7 +82,7 @@ def with_penalties(
 ) -> LogitsProcessor | None:
     """``processor``, followed by the penalties and biases of ``sampling`` if it has any."""
     presence, frequency = sampling.presence_penalty, sampling.frequency_penalty
-    if not sampling.penalises:
+    if "penalties" not in sampling.acting_samplers:
         presence = frequency = 0.0
     if not (sampling.logit_bias or presence or frequency):
         return processor

@@ -25,13 +25,17 @@ _PENALTIES = ("penalties", "dry")
 def arrange(options: Mapping[str, Any], vocab_size: int) -> tuple[dict[str, Any], tuple[str, ...]]:
     """``options`` of ``Sampler`` with what does not act turned off, and the order of what does.
 
-    That is empty where the usual one gives the same. A temperature of 0 takes the best token there
-    where it stands: only penalties before it act.
+    That is empty where the usual one gives the same. Mirostat has a plain temperature before it,
+    and nothing else. A temperature of 0 takes the best token there where it stands: only penalties
+    before it act.
     """
     settings = dict(options)
     samplers = tuple(settings["samplers"])
     if unknown := set(samplers).difference(SAMPLERS):
         raise ValueError(f"no such samplers: {sorted(unknown)}")
+    if settings["mirostat"]:  # as llama.cpp has it
+        samplers = ("temperature",)
+        settings["dynatemp_range"] = 0.0
     if settings["temperature"] == 0.0 and "temperature" in samplers:
         before = samplers[: samplers.index("temperature")]
         samplers = (*(name for name in before if name in _PENALTIES), "temperature")

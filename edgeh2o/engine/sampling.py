@@ -41,12 +41,15 @@ def make_sampler(
         for n in (sampling.repeat_last_n, sampling.dry_penalty_last_n)
     )
     breakers: list[tuple[int, ...]] = []
-    if sampling.dry_multiplier != 0 and "dry" in sampling.samplers:
+    if sampling.dry_multiplier != 0 and "dry" in sampling.acting_samplers:
         found = find_breakers(tokenizer, sampling.dry_sequence_breakers)
         breakers = [breaker for breaker in found if max(breaker) < vocab_size]
     sampler = Sampler(
         vocab_size,
         samplers=sampling.samplers,
+        mirostat=sampling.mirostat,
+        mirostat_tau=sampling.mirostat_tau,
+        mirostat_eta=sampling.mirostat_eta,
         temperature=sampling.temperature,
         dynatemp_range=sampling.dynatemp_range,
         dynatemp_exponent=sampling.dynatemp_exponent,

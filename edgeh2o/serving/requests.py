@@ -30,7 +30,6 @@ _EFFORT = re.compile(r"[\w-]{1,64}", re.ASCII)
 # Fields that would change the answer and have no meaning here.
 _REFUSED = {
     **{"best_of": 1, "n": 1, "suffix": None, "audio": None, "functions": None},
-    **{"mirostat": 0},  # of llama-server
 }
 
 
@@ -202,6 +201,7 @@ def _read_common(
     presence, frequency = (
         fields.number(f"{name}_penalty", -2, 2, 0.0) for name in ("presence", "frequency")
     )
+    penalises = "penalties" in sampling.acting_samplers
     return {
         "place": None if place == -1 else place,
         "sampling": sampling,
@@ -210,8 +210,8 @@ def _read_common(
         "wants_progress": fields.flag("return_progress")
         or (options is not None and options.flag("include_progress")),
         "bias": _read_bias(fields),
-        "presence_penalty": presence if sampling.penalises else 0.0,
-        "frequency_penalty": frequency if sampling.penalises else 0.0,
+        "presence_penalty": presence if penalises else 0.0,
+        "frequency_penalty": frequency if penalises else 0.0,
     }
 
 
@@ -238,6 +238,9 @@ def _read_sampling(
         "dry_base": fields.number("dry_base", 0, 100),
         "dry_allowed_length": fields.integer("dry_allowed_length", 0, 2**20),
         "dry_penalty_last_n": fields.integer("dry_penalty_last_n", -1, 2**20),
+        "mirostat": fields.integer("mirostat", 0, 2),
+        "mirostat_tau": fields.number("mirostat_tau", 0, 1000),
+        "mirostat_eta": fields.number("mirostat_eta", 0, 1000),
         "max_tokens": fields.integer(most, -1, MAX_TOKENS),
         "seed": seed if seed in (None, -1) else seed % 2**64,  # -1 is random, as in llama-server
     }

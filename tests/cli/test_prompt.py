@@ -171,7 +171,7 @@ def test_flags_of_llama_cpp_without_effect_are_named(words: str) -> None:
     [
         *("--jinja", "-st", "-cb", "-kvu", "--metrics", "--no-webui", "--log-disable"),
         *("--keep -1", "--numa distribute", "--reasoning-format auto", "--reasoning-budget -1"),
-        *("--mirostat 0", "--mirostat-lr 0.1", "-dev none"),
+        "-dev none",
         *("-sm none", "-nkvo", "-ncmoe 2", "-ngld 0", "-lv 1", "--swa-full", "--offline"),
     ],
 )
@@ -209,7 +209,6 @@ def test_flags_of_newer_commands_become_ours() -> None:
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        ("--mirostat 2", "use --top-p, --min-p or --repeat-penalty"),
         ("--reasoning-budget 0", "--chat-template-kwargs"),
         ("-mg 1", "--device cuda:1 names it"),
         ("-cram 100", "--prefix-cache-ram"),
@@ -245,6 +244,16 @@ def test_the_order_of_samplers_is_read_as_by_llama_cpp() -> None:
     assert known == ("top_k",) and "'z'" in message
     with pytest.raises(UsageError, match="has 33 names, more than 32"):
         read("--sampler-seq", "k" * 33)
+
+
+def test_mirostat_is_read_as_by_llama_cpp() -> None:
+    words = "--mirostat 2 --mirostat-lr 0.2 --mirostat-ent 3"
+    for verb in ("run", "serve", "chat"):
+        args, warned = _parse(*words.split(), verb=verb)
+        sampling = read_config(args, SamplingParams)
+        assert (sampling.mirostat, sampling.mirostat_eta, sampling.mirostat_tau) == (2, 0.2, 3)
+        assert warned == []
+    assert read_config(_parse("--mirostat", "0")[0], SamplingParams) == SamplingParams()
 
 
 def test_biases_and_penalties_of_llama_cpp() -> None:

@@ -33,6 +33,11 @@ SAMPLINGS = [
         **{"dry_multiplier": 0.6, "dry_penalty_last_n": 20},
     },
 ]
+# What it learns from a token counts for the next.
+SAMPLINGS += [
+    {"mirostat": version, "mirostat_tau": 3.0, "mirostat_eta": 0.4, "temperature": 0.9}
+    for version in (1, 2)
+]
 # By what changes the logits before the sampler sees them.
 PENALISED = [
     {"temperature": 0.0, "presence_penalty": 0.2, "frequency_penalty": 0.1},

@@ -182,6 +182,10 @@ def test_requests_may_name_all_samplers(server: RunningServer) -> None:
         assert moved["generation_settings"]["samplers"] == ["temperature", "top_k", "xtc"]
     none = ask(server, "/completion", body | {"samplers": ["tfs_z"]})  # nothing is left out
     assert none["content"] != plain["content"]
+    steered = {"mirostat": 2, "mirostat_tau": 2.0, "mirostat_eta": 0.5}
+    once, again = (ask(server, "/completion", body | steered | more) for more in ({}, {"top_k": 1}))
+    assert {name: once["generation_settings"][name] for name in steered} == steered
+    assert once["content"] == again["content"] != plain["content"]
     off = {"dry_multiplier": 2.0, "dry_base": 0.0, "typical_p": 1.0, "top_n_sigma": -1}
     off |= {"mirostat": 0, "mirostat_tau": 5.0}
     assert ask(server, "/completion", body | off)["content"] == plain["content"]
@@ -190,7 +194,8 @@ def test_requests_may_name_all_samplers(server: RunningServer) -> None:
     assert len(none["content"]) > 0
     for name, wrong in (
         *(("xtc_probability", 2), ("dry_multiplier", -1), ("dry_allowed_length", 1.5)),
-        *(("dry_sequence_breakers", [""]), ("typical_p", "x"), ("mirostat", 2)),
+        *(("dry_sequence_breakers", [""]), ("typical_p", "x"), ("mirostat", 3)),
+        *(("mirostat_tau", -1), ("mirostat_eta", "x")),
         *(("samplers", 3), ("samplers", [1]), ("samplers", ["top_k"] * 33), ("samplers", "k" * 99)),
     ):
         reply = fetch(server, "/completion", json.dumps(body | {name: wrong}).encode(), JSON)

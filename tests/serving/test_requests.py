@@ -53,7 +53,11 @@ def test_samplers_that_are_none_are_named_once(caplog: pytest.LogCaptureFixture)
 
 def test_penalties_that_are_left_out_are_off() -> None:
     body = {"presence_penalty": 1.5, "frequency_penalty": -1, "repeat_penalty": 1.2}
-    for given, expected in (({}, (1.5, -1.0)), ({"samplers": "kt"}, (0.0, 0.0))):
+    for given, expected in (
+        ({}, (1.5, -1.0)),
+        ({"samplers": "kt"}, (0.0, 0.0)),
+        ({"mirostat": 1}, (0.0, 0.0)),
+    ):
         for request in read(body | given, SamplingParams()):
             assert (request.presence_penalty, request.frequency_penalty) == expected
     with pytest.raises(ApiError, match="'presence_penalty' must be a number"):
