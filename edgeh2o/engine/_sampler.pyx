@@ -59,10 +59,10 @@ cdef class Sampler:
 
     ``window_size`` is how many recent tokens the repeat penalty looks at, ``dry_window_size`` how
     many DRY does, whose ``breakers`` are sequences of tokens that no repetition goes over.
-    ``samplers`` are those that act, in their order; with ``mirostat``, 1 or 2, that acts in their
-    place, and ``mu`` bits of surprise are what a token may have. Tokens in ``banned`` are never drawn. Every
-    method that takes logits raises ValueError when their number is not ``vocab_size``, when one is
-    NaN or +inf, and when no token is left to draw.
+    ``samplers`` are those that act, in their order; ``mirostat`` 1 or 2 acts in their place, and
+    ``mu`` bits of surprise are what a token may have then. Tokens in ``banned`` are never drawn.
+    Every method that takes logits raises ValueError when their number is not ``vocab_size``, when
+    one is NaN or +inf, and when no token is left to draw.
     """
 
     cdef readonly int vocab_size
@@ -233,12 +233,13 @@ cdef class Sampler:
         for choices in range(1 << n_xtc):
             n_taken = choices.bit_count()
             share = chance**n_taken * (1.0 - chance) ** (n_xtc - n_taken)
+            if share == 0.0:
+                continue
             kept = self._run_chain(choices)
             total = self._weigh(0, kept)
-            if share > 0.0:
-                tokens = np.asarray(self.candidates[:kept])["token"]
-                found[tokens] = np.maximum(found[tokens], 0.0)
-                found[tokens] += share * np.asarray(self.weights[:kept]) / total
+            tokens = np.asarray(self.candidates[:kept])["token"]
+            found[tokens] = np.maximum(found[tokens], 0.0)
+            found[tokens] += share * np.asarray(self.weights[:kept]) / total
         order = np.argsort(-found, kind="stable")[: np.count_nonzero(found >= 0.0)]
         return order.astype(np.int32), found[order]
 
