@@ -82,8 +82,15 @@ def test_it_writes_over_nothing_but_a_table(
 
 
 def test_a_run_takes_the_table(
-    model: str, tmp_path: Path, text: str, cache: Path, capsys: pytest.CaptureFixture[str]
+    model: str,
+    tmp_path: Path,
+    text: str,
+    cache: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Whether heads of random weights lose too much depends on every rounding.
+    monkeypatch.setattr(_core, "best_attention_precision", lambda: "f32")
     options = ["--text", text, "--length", "2048"]
     given = tmp_path / "new" / "table.json"
     assert main(["calibrate", model, *options, "-o", str(given)]) == 0

@@ -188,13 +188,16 @@ def test_statistics_and_sessions(
         assert (stats.cached_tokens, stats.attention_precision) == (500, "int8")
 
 
-@pytest.mark.parametrize("saved_by", ["auto", "f32"])
+@pytest.mark.parametrize("saved_by", ["auto", "exact"])
 def test_a_saved_prompt_goes_on_as_it_was_multiplied(
     machine: None, tiny_model: TinyModelFactory, tmp_path: Path, saved_by: str
 ) -> None:
     """By the table of the model, too, whose budgets are those of the file then."""
     tokens = np.random.default_rng(0).integers(3, 300, 3000).tolist()
-    path, expected = tiny_model(context_length=4096), {"auto": "int8"}.get(saved_by, saved_by)
+    path = tiny_model(context_length=4096)
+    if saved_by == "exact":
+        saved_by = isa.attention_precision("auto")
+    expected = "int8" if saved_by == "auto" else saved_by
     with LLM(path) as llm:
         table = harmless_table(llm.config, 256, rounding=HARMLESS)
     write_table(table, table_path(table.fingerprint))
