@@ -63,11 +63,12 @@ def _oracle(
         top = shares[:100]
         ranks = np.arange(1, len(top))
         steps = np.log((ranks + 1) / ranks)
-        s = float(steps @ np.log(top[:-1] / top[1:])) / float(steps @ steps)
+        s = steps @ np.log(top[:-1] / top[1:]) / (steps @ steps)
         rest = s - 1
-        k = (rest * 2**mu / (1 - len(shares) ** -rest)) ** (1 / s)
-        assume(abs(k - round(k)) > 1e-6)
-        n = min(max(int(k), 1), len(shares))
+        with np.errstate(all="ignore"):  # of nearly equal shares it is infinite, or no number
+            k = np.power(rest * 2**mu / (1 - len(shares) ** -rest), 1 / s)
+        assume(not np.isfinite(k) or abs(k - round(k)) > 1e-6)
+        n = len(shares) if k >= len(shares) else max(int(k), 1) if k >= 1 else 1
     else:
         surprise = -np.log2(shares)
         assume(np.abs(surprise - mu).min() > 1e-9)
