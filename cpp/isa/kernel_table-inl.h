@@ -19,16 +19,14 @@ inline constexpr uint32_t kSignedBit =
         ? uint32_t{1} << static_cast<int>(kFormat)
         : 0;
 
-template <PackedFormat kFormat>
-inline constexpr uint32_t kWordBit =
-    WordFormat<kFormat>::kExists ? uint32_t{1} << static_cast<int>(kFormat) : 0;
-template <PackedFormat kFormat>
-inline constexpr uint32_t kByteBit =
-    kUnpackedAs<kFormat, simd::WordDot> == Unpacked::kBytes ? uint32_t{1} << static_cast<int>(kFormat) : 0;
-
-template <PackedFormat kFormat>
-inline constexpr uint32_t kNibbleBit =
-    kUnpackedAs<kFormat, simd::WordDot> == Unpacked::kNibbles ? uint32_t{1} << static_cast<int>(kFormat) : 0;
+constexpr std::array<Unpacked, kPackedFormats> unpacked_formats() {
+  std::array<Unpacked, kPackedFormats> kinds{};  // of floats: kFloats
+#define EH2O_KIND(name) \
+  kinds[static_cast<size_t>(PackedFormat::name)] = kUnpackedAs<PackedFormat::name, simd::WordDot>;
+  EH2O_QUANTISED_FORMATS(EH2O_KIND)
+#undef EH2O_KIND
+  return kinds;
+}
 
 template <typename Bytes, bool kExists>
 constexpr AttentionKernels byte_attention_kernels() {
@@ -47,16 +45,12 @@ constexpr AttentionKernels byte_attention_kernels() {
 }
 
 #define EH2O_SIGNED(name) | kSignedBit<PackedFormat::name>
-#define EH2O_WORDS(name) | kWordBit<PackedFormat::name>
-#define EH2O_BYTES(name) | kByteBit<PackedFormat::name>
-#define EH2O_NIBBLES(name) | kNibbleBit<PackedFormat::name>
 extern const KernelTable kTable;
 const KernelTable kTable = {
     EH2O_STRING(EH2O_ISA),
     {kGemmQ8Columns, simd::kGemmQ8Rows, simd::kGemvRows, simd::kGemvFloatRows, kFewRows,
-     0 EH2O_QUANTISED_FORMATS(EH2O_SIGNED), simd::kGemmF32Rows, simd::kDotBias,
-     0 EH2O_QUANTISED_FORMATS(EH2O_WORDS), 0 EH2O_QUANTISED_FORMATS(EH2O_BYTES),
-     0 EH2O_QUANTISED_FORMATS(EH2O_NIBBLES), kHasPairs<simd::WordDot>},
+     0 EH2O_QUANTISED_FORMATS(EH2O_SIGNED), simd::kGemmF32Rows, simd::kDotBias, unpacked_formats(),
+     kHasPairs<simd::WordDot>},
     {attention_kernels<F32Products, true>(), attention_kernels<Bf16Products, simd::kHasBf16>(),
      attention_kernels<F16Products<simd::Halves>, simd::kHasF16>(),
      byte_attention_kernels<simd::Bytes, simd::kHasBytes>()},
@@ -104,9 +98,6 @@ const KernelTable kTable = {
     peak_q8<8>,
     peak_read,
 };
-#undef EH2O_BYTES
-#undef EH2O_NIBBLES
-#undef EH2O_WORDS
 #undef EH2O_SIGNED
 
 }  // namespace edgeh2o::EH2O_ISA

@@ -1,6 +1,7 @@
 // The kernels of one instruction set as a table of function pointers. Descriptions stand at the kernels.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -23,20 +24,15 @@ struct PackLayout {
   uint32_t signed_formats;   // bit f: 8-bit quants of PackedFormat f are stored with the offset removed
   size_t float_rows;         // rows that a float matrix product takes at once
   int32_t dot_bias;          // where dot products start, added to the sums of packed activations
-  uint32_t word_formats;     // bit f: PackedFormat f wants activations that share a scale by 256
-  uint32_t byte_formats;     // bit f: PackedFormat f, one of these, is unpacked to Unpacked::kBytes
-  uint32_t nibble_formats;   // bit f: PackedFormat f is unpacked to Unpacked::kNibbles
-  bool has_pairs;            // starts in packed activations are pairs
+  std::array<Unpacked, kPackedFormats> unpacked_as;  // by PackedFormat
+  bool has_pairs;                                    // starts in packed activations are pairs
   bool is_signed(PackedFormat format) const { return signed_formats >> static_cast<int>(format) & 1; }
   // Neighbouring activations that share a scale where they meet weights of this format.
   size_t scale_block(PackedFormat format) const {
-    return word_formats >> static_cast<int>(format) & 1 ? kSuperBlock : kBlock;
+    const Unpacked kind = unpacked(format);
+    return kind == Unpacked::kWords || kind == Unpacked::kBytes ? kSuperBlock : kBlock;
   }
-  Unpacked unpacked(PackedFormat format) const {
-    if (byte_formats >> static_cast<int>(format) & 1) return Unpacked::kBytes;
-    if (nibble_formats >> static_cast<int>(format) & 1) return Unpacked::kNibbles;
-    return scale_block(format) == kSuperBlock ? Unpacked::kWords : Unpacked::kFloats;
-  }
+  Unpacked unpacked(PackedFormat format) const { return unpacked_as[static_cast<size_t>(format)]; }
 };
 
 // Prefill attention, by what it multiplies. Buffers are 32-bit words of values_per_word values.

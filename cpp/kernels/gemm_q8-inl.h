@@ -94,12 +94,10 @@ struct Correction {
       constexpr size_t kIndex = kIsHalved ? 2 : kIsFirst ? 0 : 1;
       constexpr int kStoredLog2 = kIsHalved ? 5 : kIsFirst ? 3 : 7;
       const int32_t stored = x.starts[(kIndex + sub) * kRows + row];
-      if constexpr (kStoredLog2 == kOffsetLog2 && !(kIsHalved && kHasPairs<simd::WordDot>)) {
-        return simd::set1_i32(stored);
-      }
-      const int32_t negated = kIsHalved && kHasPairs<simd::WordDot>
-                                  ? static_cast<int16_t>(stored) + (stored >> 16)
-                                  : stored - simd::kDotBias;
+      constexpr bool kIsPair = kIsHalved && kHasPairs<simd::WordDot>;
+      if constexpr (kStoredLog2 == kOffsetLog2 && !kIsPair) return simd::set1_i32(stored);
+      const int32_t negated =
+          kIsPair ? static_cast<int16_t>(stored) + (stored >> 16) : stored - simd::kDotBias;
       const int32_t start = kOffsetLog2 < kStoredLog2 ? negated / (1 << (kStoredLog2 - kOffsetLog2))  // exact
                                                       : negated * (1 << (kOffsetLog2 - kStoredLog2));
       return simd::set1_i32(start + simd::kDotBias);

@@ -52,6 +52,7 @@ enum class PackedFormat : uint8_t {
   kHeldIQ3_S,
   kHeldIQ3_XXS
 };
+inline constexpr size_t kPackedFormats = static_cast<size_t>(PackedFormat::kHeldIQ3_XXS) + 1;
 
 // Files keep packed matrices: to be raised with every change of how one lies in memory, of what is held as
 // what (widened_types.cc), and of the order of PackedFormat. tests/kernels/test_packed_layout.py tells when.
@@ -128,15 +129,15 @@ EH2O_PACKED_TRAITS(kHeldIQ3_S, 5, 4, 4, false, 32, true, kIq3S)
 EH2O_PACKED_TRAITS(kHeldIQ3_XXS, 6, 4, 5, false, 32, true, kIq3Xxs)
 #undef EH2O_PACKED_TRAITS
 
-#define EH2O_QUANTISED_FORMATS(X)                                                               \
-  X(kQ4_0)                                                                                      \
-  X(kQ4_1)                                                                                      \
-  X(kQ4_K)                                                                                      \
-  X(kQ5_0)                                                                                      \
-  X(kQ5_1)                                                                                      \
-  X(kQ5_K)                                                                                      \
-  X(kQ6_K) X(kQ8_0) X(kQ2_K) X(kQ3_K) X(kIQ4_NL) X(kIQ4_XS) X(kMXFP4) X(kHeldIQ2) X(kHeldIQ3_S) \
-      X(kHeldIQ3_XXS)
+#define EH2O_QUANTISED_FORMATS(X) \
+  X(kQ4_0)                        \
+  X(kQ4_1)                        \
+  X(kQ4_K)                        \
+  X(kQ5_0)                        \
+  X(kQ5_1)                        \
+  X(kQ5_K)                        \
+  X(kQ6_K)                        \
+  X(kQ8_0) X(kQ2_K) X(kQ3_K) X(kIQ4_NL) X(kIQ4_XS) X(kMXFP4) X(kHeldIQ2) X(kHeldIQ3_S) X(kHeldIQ3_XXS)
 
 // Bytes of the parts of a packed panel of nr columns.
 template <PackedFormat kFormat>

@@ -20,6 +20,7 @@ from edgeh2o import SamplingParams
 from edgeh2o.engine._sampler import Sampler
 from edgeh2o.engine.logits import with_penalties
 from edgeh2o.errors import UsageError
+from tests.engine.distributions import distribution_of
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_sampler_orders.json").read_text("ascii"))
 VERSIONS = (1, 2)
@@ -29,11 +30,6 @@ def _logits(seed: int, n: int = 150, scale: float = 2.0) -> NDArray[np.float32]:
     return (np.random.default_rng(seed).standard_normal(n) * scale).astype(np.float32)
 
 
-def _probabilities(sampler: Sampler, logits: NDArray[np.float32]) -> dict[int, float]:
-    found = zip(*map(np.ndarray.tolist, sampler.distribution(logits)), strict=True)
-    return dict(sorted(found, key=lambda pair: (-pair[1], pair[0])))
-
-
 @pytest.mark.parametrize("case", GOLDEN["mirostat"], ids=lambda case: str(case["options"]))
 def test_candidates_and_mu_are_those_of_llama_cpp(case: dict[str, Any]) -> None:
     """The likeliest twelve, and the number of all."""
@@ -41,7 +37,7 @@ def test_candidates_and_mu_are_those_of_llama_cpp(case: dict[str, Any]) -> None:
     sampler = Sampler(len(logits), **case["options"])
     for number, step in enumerate(case["steps"]):
         turned = np.roll(logits, -number)
-        found = _probabilities(sampler, turned)
+        found = distribution_of(sampler, turned)
         tokens, probabilities = step["drawn"]
         assert len(found) == step["kept"]
         assert list(found)[:12] == tokens
@@ -101,7 +97,7 @@ def test_every_step_is_the_definition(
     for step in range(4):
         logits = _logits(seed + step, n, scale)
         expected = _oracle(logits, version, temperature, mu)
-        assert _probabilities(sampler, logits) == pytest.approx(expected, rel=1e-9)
+        assert distribution_of(sampler, logits) == pytest.approx(expected, rel=1e-9)
         token = sampler.sample(logits)
         sampler.accept(token)
         mu -= eta * (-np.log2(expected[token]) - tau)
@@ -115,7 +111,7 @@ def test_surprise_comes_near_the_target(version: int, tau: float) -> None:
     surprises = []
     for seed in range(600):
         logits = _logits(seed, 400)
-        found = _probabilities(sampler, logits)
+        found = distribution_of(sampler, logits)
         token = sampler.sample(logits)
         surprises.append(-np.log2(found[token]))
         sampler.accept(token)
@@ -130,7 +126,7 @@ def test_it_learns_from_what_was_drawn_alone(version: int) -> None:
     assert sampler.mu == 4.0
     token = sampler.sample(logits)
     outside = int(logits.argmin())
-    assert outside not in _probabilities(sampler, logits)
+    assert outside not in distribution_of(sampler, logits)
     sampler.accept(token)  # after another look at the logits
     assert sampler.mu == 4.0
     sampler.sample(logits)

@@ -23,6 +23,7 @@ from edgeh2o.engine.sampling import find_breakers, make_sampler
 from edgeh2o.errors import UsageError
 from edgeh2o.formats.gguf import open_gguf
 from edgeh2o.tokenizer import Tokenizer, build_tokenizer
+from tests.engine.distributions import softmax
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_samplers.json").read_text("ascii"))
 N = 40
@@ -166,12 +167,6 @@ def test_a_long_repetition_does_not_overflow() -> None:
     assert tokens.tolist() == [0, 1] and probabilities.tolist() == [1.0, 0.0]
 
 
-def _softmax(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    shares = np.exp(values - values.max())
-    total: NDArray[np.float64] = shares / shares.sum()
-    return total
-
-
 def _oracle(
     logits: NDArray[np.float32],
     *,
@@ -191,7 +186,7 @@ def _oracle(
         assume(np.abs(values - floor).min() > 1e-5)
         tokens = tokens[values >= floor]
     if typical_p < 1:
-        shares = _softmax(values[tokens])
+        shares = softmax(values[tokens])
         surprise = -np.log(shares)
         distance = np.abs(surprise - shares @ surprise)
         order = np.argsort(distance, kind="stable")
@@ -201,16 +196,16 @@ def _oracle(
         tokens = tokens[order[: int((mass <= typical_p).sum()) + 1]]
     tokens = tokens[np.lexsort((tokens, -values[tokens]))]
     if xtc:
-        shares = _softmax(values[tokens])
+        shares = softmax(values[tokens])
         assume(np.abs(shares - xtc_threshold).min() > 1e-9)
         tokens = tokens[max(0, int((shares >= xtc_threshold).sum()) - 1) :]
     kept = values[tokens]
     if dynatemp_range > 0 and len(kept) > 1:
-        shares = _softmax(kept)
+        shares = softmax(kept)
         evenness = max(0.0, -float(shares @ np.log(shares))) / np.log(len(kept))
         low = max(0.0, temperature - dynatemp_range)
         temperature = low + (temperature + dynatemp_range - low) * evenness**dynatemp_exponent
-    return dict(zip(tokens.tolist(), _softmax(kept / temperature).tolist(), strict=True))
+    return dict(zip(tokens.tolist(), softmax(kept / temperature).tolist(), strict=True))
 
 
 @given(

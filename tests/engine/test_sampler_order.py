@@ -20,6 +20,7 @@ from edgeh2o import SamplingParams
 from edgeh2o.engine._sampler import Sampler
 from edgeh2o.errors import UsageError
 from edgeh2o.sampler_names import SAMPLERS, read_samplers, spell_samplers
+from tests.engine.distributions import distribution_of, softmax
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_sampler_orders.json").read_text("ascii"))
 N = 30
@@ -35,11 +36,6 @@ def _logits(seed: int, n: int = N) -> NDArray[np.float32]:
     return (np.random.default_rng(seed).standard_normal(n) * 2).astype(np.float32)
 
 
-def _probabilities(sampler: Sampler, logits: NDArray[np.float32]) -> dict[int, float]:
-    tokens, probabilities = sampler.distribution(logits)
-    return dict(zip(tokens.tolist(), probabilities.tolist(), strict=True))
-
-
 @pytest.mark.parametrize("case", GOLDEN["orders"], ids=lambda case: "-".join(case["samplers"]))
 def test_probabilities_are_those_of_llama_cpp(case: dict[str, Any]) -> None:
     logits = np.array(case["logits"], np.float32)
@@ -47,13 +43,7 @@ def test_probabilities_are_those_of_llama_cpp(case: dict[str, Any]) -> None:
     for token in case.get("recent", ()):
         sampler.accept(token)
     expected = dict(zip(*case["drawn"], strict=True))
-    assert _probabilities(sampler, logits) == pytest.approx(expected, rel=3e-5)
-
-
-def _softmax(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    shares = np.exp(values - values.max())
-    total: NDArray[np.float64] = shares / shares.sum()
-    return total
+    assert distribution_of(sampler, logits) == pytest.approx(expected, rel=3e-5)
 
 
 def _oracle(
@@ -70,7 +60,7 @@ def _oracle(
         order = np.lexsort((tokens, -values))
         tokens, values = tokens[order], values[order]
         assume(len(values) == 1 or np.diff(-values).min() > 1e-5)
-        shares = _softmax(values)
+        shares = softmax(values)
         before = np.concatenate([[0.0], np.cumsum(shares)[:-1]])
         kept = np.full(len(values), True)
         if name == "penalties":
@@ -103,7 +93,7 @@ def _oracle(
         elif name == "temperature":
             values = values / by["temperature"]
         tokens, values = tokens[kept], values[kept]
-    return dict(zip(tokens.tolist(), _softmax(values).tolist(), strict=True))
+    return dict(zip(tokens.tolist(), softmax(values).tolist(), strict=True))
 
 
 @given(
@@ -130,7 +120,7 @@ def test_any_order_is_the_definition(
         if share > 0:
             for token, value in _oracle(logits, samplers, recent, options, acts).items():
                 expected[token] = expected.get(token, 0.0) + share * value
-    found = {token: p for token, p in _probabilities(sampler, logits).items() if p > 0}
+    found = {token: p for token, p in distribution_of(sampler, logits).items() if p > 0}
     assert found == pytest.approx(expected, rel=2e-5)
 
 
@@ -146,9 +136,9 @@ def test_dry_stands_where_it_is_named() -> None:
         sampler = Sampler(4, temperature=0.5, top_k=2, samplers=samplers, **options)
         for token in (0, 1, 0):
             sampler.accept(token)
-        shares = _softmax(np.array(values))
+        shares = softmax(np.array(values))
         expected = dict(enumerate(shares.tolist()))
-        assert _probabilities(sampler, logits) == pytest.approx(expected, rel=1e-6)
+        assert distribution_of(sampler, logits) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("left_out", SAMPLERS)
@@ -197,7 +187,7 @@ def test_draws_follow_the_distribution(samplers: tuple[str, ...]) -> None:
     sampler = Sampler(12, samplers=samplers, seed=3, **options)
     for token in (1, 5, 2, 5):
         sampler.accept(token)
-    expected = _probabilities(sampler, logits)
+    expected = distribution_of(sampler, logits)
     counts = np.bincount([sampler.sample(logits) for _ in range(20_000)], minlength=12)
     wanted = np.array([expected.get(token, 0.0) for token in range(12)])
     assert counts[wanted == 0].sum() == 0

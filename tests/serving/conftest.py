@@ -119,10 +119,13 @@ def start_server(
             server.process.wait()
 
 
+SMALL_CALLS = ("--parallel", "4", "-ub", "64", "-b", "256")
+
+
 @pytest.fixture(scope="session")
 def server(start_server: StartServer) -> RunningServer:
     """The server that most tests share."""
-    return start_server("--parallel", "4", "-ub", "64", "-b", "256")
+    return start_server(*SMALL_CALLS)
 
 
 @contextmanager

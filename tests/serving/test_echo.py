@@ -9,15 +9,14 @@ import openai
 import pytest
 
 from tests.serving.answering import tokens_of
-from tests.serving.conftest import RunningServer, StartServer
+from tests.serving.conftest import SMALL_CALLS, RunningServer, StartServer
 from tests.serving.fetching import fetch
 
 
 @pytest.fixture(scope="module")
 def server(start_server: StartServer) -> RunningServer:
     """In f32, because bf16 rounds otherwise when chunks are cut otherwise."""
-    batch = ("--parallel", "4", "-ub", "64", "-b", "256")
-    return start_server(*batch, "--attention-precision", "f32")
+    return start_server(*SMALL_CALLS, "--attention-precision", "f32")
 
 
 @pytest.fixture(scope="module")
