@@ -21,24 +21,6 @@ inline constexpr float kLevels = 255.0f;
 // Blocks of values that all rows of a tile pass while they are in the level-1 cache.
 inline constexpr size_t kByteBlocksAtOnce = 4;
 
-// 255 * 2^(x - kLevelShift) for x <= kLevelShift, relative error < 8e-5; what is below 1/4, and rounds to no
-// level, becomes 1/4. NaN stays NaN. The highest coefficient of the minimax polynomial of 2^r on [-1/2, 1/2]
-// is 2^-4.18: it is left out, and taken from the exponent.
-inline constexpr float kLevelShift = 3.81442486f;  // log2(255) - 4.18
-template <typename Bytes>
-EH2O_INLINE simd::F32 exp2_level(simd::F32 x) {
-  using namespace simd;
-  const F32 shift = set1(12582912.0f);  // 1.5 * 2^23: a sum with it is rounded to an integer
-  x = max(set1(-6.17992858f), x);
-  const F32 shifted = add(x, shift), r = sub(x, sub(shifted, shift));
-  alignas(16) static constexpr float kTerms[2][4] = {{12.5655248f, 12.5655248f, 12.5655248f, 12.5655248f},
-                                                     {18.1239409f, 18.1239409f, 18.1239409f, 18.1239409f}};
-  F32 p = add(r, set1(4.39738604f));
-  p = mul_add(p, r, Bytes::addend(kTerms[0]));
-  p = mul_add(p, r, Bytes::addend(kTerms[1]));
-  return Bytes::add_exponent(p, shifted);
-}
-
 // Of queries and keys, or of weights and values.
 template <typename Bytes, bool kAreScores, size_t kWord>
 EH2O_INLINE typename Bytes::Acc add_product(typename Bytes::Acc sum, typename Bytes::X words,
@@ -92,57 +74,6 @@ EH2O_INLINE typename Bytes::Acc load_start(const float* word) {
   return Bytes::start(bits);
 }
 
-// out[r] = q[r] mean.
-template <size_t kRows>
-EH2O_INLINE void multiply_mean(float* out, const float* q, size_t q_stride, const float* mean, size_t n) {
-  using namespace simd;
-  F32 sum[kRows];
-  unroll<kRows>([&](auto r) EH2O_INLINE_LAMBDA { sum[r] = zero(); });
-  for_each_vector(n, [&](size_t i, auto count) EH2O_INLINE_LAMBDA {
-    const F32 m = load_n(mean + i, count);
-    unroll<kRows>(
-        [&](auto r) EH2O_INLINE_LAMBDA { sum[r] = mul_add(load_n(q + r * q_stride + i, count), m, sum[r]); });
-  });
-  unroll<kRows / 4>([&](auto i) EH2O_INLINE_LAMBDA {
-    store_sums(out + 4 * i, sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]);
-  });
-  unroll<kRows % 4>([&](auto i)
-                        EH2O_INLINE_LAMBDA { out[kRows / 4 * 4 + i] = reduce_add(sum[kRows / 4 * 4 + i]); });
-}
-
-// Levels of the weights of kRows rows and one block, level_stride bytes apart; the maxima of their logits and
-// the sums of their levels. Logits are units[row] * x[row].
-template <typename Bytes, size_t kRows>
-EH2O_INLINE void weigh_block(uint8_t* levels, size_t level_stride, float* maxima, float* sums,
-                             const float (&x)[kRows][kByteKeys], const float* units) {
-  using namespace simd;
-  constexpr size_t kVectors = kByteKeys / kLanes, kFours = kRows / 4 * 4;
-  const auto top_of = [&](size_t row) EH2O_INLINE_LAMBDA {
-    F32 top = load(x[row]);
-    unroll<kVectors - 1>([&](auto i) EH2O_INLINE_LAMBDA { top = max(top, load(x[row] + (i + 1) * kLanes)); });
-    return top;
-  };
-  const auto level = [&](size_t row) EH2O_INLINE_LAMBDA {
-    maxima[row] *= units[row];
-    const F32 unit = set1(units[row]), shift = set1(kLevelShift - maxima[row]);
-    F32 v[kVectors];
-    unroll<kVectors>([&](auto i) EH2O_INLINE_LAMBDA {
-      v[i] = exp2_level<Bytes>(mul_add(load(x[row] + i * kLanes), unit, shift));
-    });
-    return Bytes::to_f32(Bytes::store_rounded(levels + row * level_stride, v));
-  };
-  for (size_t row = 0; row < kFours; row += 4) {
-    Bytes::store_maxima(maxima + row, top_of(row), top_of(row + 1), top_of(row + 2), top_of(row + 3));
-    F32 sum[4];
-    unroll<4>([&](auto i) EH2O_INLINE_LAMBDA { sum[i] = level(row + i); });
-    store_sums(sums + row, sum[0], sum[1], sum[2], sum[3]);
-  }
-  for (size_t row = kFours; row < kRows; ++row) {
-    maxima[row] = reduce_max(top_of(row));
-    sums[row] = reduce_add(level(row));
-  }
-}
-
 // Of a row: where its blocks of levels lie, and what stands behind them.
 struct ByteWeights {
   ByteWeights(const AttentionTile& tile, const AttentionPiece& piece)
@@ -158,6 +89,60 @@ struct ByteWeights {
   size_t n_blocks;
   const AttentionTile& tile;
 };
+
+// units(row)[block] = q mean for n <= kVectors * kLanes rows, whose queries are the lanes of q, and kBlocks
+// blocks, whose means are mean_stride floats apart. q: [kVectors][dim][kLanes].
+template <size_t kVectors, size_t kBlocks>
+EH2O_INLINE void multiply_means(float* out, size_t out_stride, const float* q, const float* mean,
+                                size_t mean_stride, size_t n, size_t dim) {
+  using namespace simd;
+  F32 sum[kBlocks][kVectors];
+  unroll<kBlocks>([&](auto b) EH2O_INLINE_LAMBDA {
+    unroll<kVectors>([&](auto v) EH2O_INLINE_LAMBDA { sum[b][v] = zero(); });
+  });
+  for (size_t i = 0; i < dim; ++i) {
+    F32 x[kVectors];
+    unroll<kVectors>([&](auto v) EH2O_INLINE_LAMBDA { x[v] = load(q + (v * dim + i) * kLanes); });
+    unroll<kBlocks>([&](auto b) EH2O_INLINE_LAMBDA {
+      const F32 m = set1(mean[b * mean_stride + i]);
+      unroll<kVectors>([&](auto v) EH2O_INLINE_LAMBDA { sum[b][v] = mul_add(x[v], m, sum[b][v]); });
+    });
+  }
+  alignas(64) float products[kBlocks][kVectors * kLanes];
+  unroll<kBlocks>([&](auto b) EH2O_INLINE_LAMBDA {
+    unroll<kVectors>([&](auto v) EH2O_INLINE_LAMBDA { store(products[b] + v * kLanes, sum[b][v]); });
+  });
+  for (size_t row = 0; row < n; ++row) {
+    for (size_t b = 0; b < kBlocks; ++b) out[row * out_stride + b] = products[b][row];
+  }
+}
+
+// Of n rows, kVectors vectors, from `row` on, and blocks [first_block, n_blocks).
+template <size_t kVectors>
+__attribute__((noinline)) void multiply_row_means(const AttentionTile& tile, const AttentionPiece& piece,
+                                                  size_t row, size_t n, size_t first_block, size_t n_blocks) {
+  using simd::kLanes;
+  const size_t dim = tile.key_dim, q_stride = byte_query_words(dim);
+  const size_t mean_stride = kByteKeys * byte_key_words(dim);
+  const float *floats = tile.q + dim / 4 + 2 + row * q_stride, *means = piece.k + kByteKeys * (dim / 4 + 1);
+  alignas(64) float q[kMaxByteDim * kVectors * kLanes];
+  for (size_t v = 0; v < kVectors; ++v) {
+    load_lanes(q + v * dim * kLanes, dim, [&](size_t i, size_t d, auto count) EH2O_INLINE_LAMBDA {
+      const size_t r = v * kLanes + i;
+      return r < n ? load_n(floats + r * q_stride + d, count) : simd::zero();
+    });
+  }
+  float* out = ByteWeights(tile, piece).units(row);
+  size_t block = first_block;
+  for (; block + 4 <= n_blocks; block += 4) {
+    multiply_means<kVectors, 4>(out + block, tile.weight_stride, q, means + block * mean_stride, mean_stride,
+                                n, dim);
+  }
+  for (; block < n_blocks; ++block) {
+    multiply_means<kVectors, 1>(out + block, tile.weight_stride, q, means + block * mean_stride, mean_stride,
+                                n, dim);
+  }
+}
 
 // What a row block (kGemmF32Rows rows) sees of the blocks of a piece.
 struct ByteRange {
@@ -198,7 +183,8 @@ __attribute__((noinline)) void mask_byte_logits(float (&x)[kRows][kByteKeys], fl
   }
 }
 
-// Levels, maxima (as units) and sums of levels (as starts) of a row block and a block of keys.
+// Levels, maxima (as units) and sums of levels (as starts) of a row block and a block of keys; units have
+// what multiply_row_means leaves there.
 template <typename Bytes>
 __attribute__((noinline)) void score_byte_block(const AttentionTile& tile, const AttentionPiece& piece,
                                                 const VisibleKeys& visible, size_t first_row, size_t block) {
@@ -207,11 +193,15 @@ __attribute__((noinline)) void score_byte_block(const AttentionTile& tile, const
   const size_t dim = tile.key_dim, q_stride = byte_query_words(dim), first_key = block * kByteKeys;
   const float* q = tile.q + first_row * q_stride;
   const float* k = piece.k + first_key * byte_key_words(dim);
-  const float *units = k + kByteKeys * dim / 4, *mean = units + kByteKeys;
+  const float* units = k + kByteKeys * dim / 4;
+  const ByteWeights weights(tile, piece);
+  float *out = weights.units(first_row) + block, *starts = weights.starts(first_row) + block;
   alignas(64) float x[kRows][kByteKeys];  // logits are units * x + offsets
   float row_units[kRows], offsets[kRows];
-  for (size_t r = 0; r < kRows; ++r) row_units[r] = q[r * q_stride + dim / 4];
-  multiply_mean<kRows>(offsets, q + dim / 4 + 2, q_stride, mean, dim);
+  for (size_t r = 0; r < kRows; ++r) {
+    row_units[r] = q[r * q_stride + dim / 4];
+    offsets[r] = out[r * tile.weight_stride];
+  }
   const size_t n_seen = visible.keys_of_row_block(first_row) - first_key;  // the others are masked
   for (size_t col = 0; col < kByteKeys && col < n_seen; col += kGemmF32Columns) {
     typename Bytes::Acc sum[kRows][kVectors];
@@ -232,11 +222,9 @@ __attribute__((noinline)) void score_byte_block(const AttentionTile& tile, const
   if (changes || !visible.see_all(first_row, kRows, first_key, kByteKeys)) {
     mask_byte_logits<kRows>(x, row_units, offsets, tile, piece, visible, first_row, first_key);
   }
-  const ByteWeights weights(tile, piece);
   float maxima[kRows], sums[kRows];
   weigh_block<Bytes, kRows>(weights.levels(first_row, block), tile.weight_stride * sizeof(float), maxima,
                             sums, x, row_units);
-  float *out = weights.units(first_row) + block, *starts = weights.starts(first_row) + block;
   for (size_t r = 0; r < kRows; ++r) {
     // The offset is NaN where queries or keys are not finite, which a maximum may lose.
     out[r * tile.weight_stride] =
@@ -325,6 +313,15 @@ void attention_byte_tile(const AttentionTile& tile, const AttentionPiece& piece)
   const size_t n_padded = (tile.n_rows + kRows - 1) / kRows * kRows;
   const size_t n_blocks = (visible.keys_of_last_row() + kByteKeys - 1) / kByteKeys;
   const size_t first_block = visible.hidden_from_query(0) / kByteKeys;
+  for (size_t row = 0; row < n_padded; row += 2 * simd::kLanes) {
+    const size_t n = n_padded - row;
+    if (n > simd::kLanes) {
+      multiply_row_means<2>(tile, piece, row, n < 2 * simd::kLanes ? n : 2 * simd::kLanes, first_block,
+                            n_blocks);
+    } else {
+      multiply_row_means<1>(tile, piece, row, n, first_block, n_blocks);
+    }
+  }
   for (size_t block = first_block; block < n_blocks; ++block) {
     const size_t key = block * kByteKeys, end_row = visible.end_row_of_key(key + kByteKeys - 1, n_padded);
     for (size_t row = visible.first_row_of_key(key); row < end_row; row += kRows) {

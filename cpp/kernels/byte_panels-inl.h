@@ -45,12 +45,27 @@ EH2O_INLINE void mix_dims(float* x, size_t head_dim) {
   if (stride * 2 == size) mix_pass<2>(x, head_dim, stride);
 }
 
-// The largest absolute value of every lane, at least kSmallestTop.
+// The largest absolute value of every lane, at least kSmallestTop. Four at a time: one waits for the one
+// before.
 EH2O_INLINE simd::F32 find_tops(const float* x, size_t head_dim) {
   using namespace simd;
-  F32 top = set1(kSmallestTop);
-  for (size_t dim = 0; dim < head_dim; ++dim) top = max(top, abs(load(x + dim * kLanes)));
-  return top;
+  F32 top[4];
+  unroll<4>([&](auto i) EH2O_INLINE_LAMBDA { top[i] = set1(kSmallestTop); });
+  for (size_t dim = 0; dim < head_dim; dim += 4) {
+    unroll<4>([&](auto i) EH2O_INLINE_LAMBDA { top[i] = max(top[i], abs(load(x + (dim + i) * kLanes))); });
+  }
+  return max(max(top[0], top[1]), max(top[2], top[3]));
+}
+
+// Of every lane 0, or NaN if a number of it was not finite, which all numbers of its block then are since
+// they were mixed. (A maximum may lose NaN.)
+EH2O_INLINE simd::F32 find_poison(const float* mixed, size_t head_dim) {
+  using namespace simd;
+  F32 poison = zero();
+  for (size_t dim = 0; dim < head_dim; dim += mixed_dims(head_dim)) {
+    poison = mul_add(load(mixed + dim * kLanes), zero(), poison);
+  }
+  return poison;
 }
 
 // x, [head_dim][kLanes]: a row in every lane; value(row, dim, count): numbers of a row, from dim on.
@@ -78,18 +93,17 @@ EH2O_INLINE void pack_query_lanes(float* out, const Row& row_of, float factor, s
     store_n(out + row * stride + n_floats + dim, v, count);
     return v;
   });
-  F32 poison = zero();  // 0, or NaN, which `max` may lose
-  for (size_t dim = 0; dim < head_dim; ++dim) poison = mul_add(load(mixed + dim * kLanes), zero(), poison);
   mix_dims(mixed, head_dim);
   const F32 top = find_tops(mixed, head_dim), inverse = div(set1(kLargestByte), top);
   const float unit = 1.0f / (kLargestByte * static_cast<float>(mixed_dims(head_dim)));
-  store(units, mul_add(top, set1(unit), poison));
-  F32 sum = zero();
+  store(units, mul_add(top, set1(unit), find_poison(mixed, head_dim)));
+  F32 sum[4];
+  unroll<4>([&](auto i) EH2O_INLINE_LAMBDA { sum[i] = zero(); });
   for_each_vector(head_dim, [&](size_t dim, auto count) EH2O_INLINE_LAMBDA {
     F32 lanes[kLanes];
     for (size_t i = 0; i < kLanes; ++i) {
       lanes[i] = i < count ? round_nearest(mul(load(mixed + (dim + i) * kLanes), inverse)) : zero();
-      sum = add(sum, lanes[i]);  // of integers: exact
+      sum[i % 4] = add(sum[i % 4], lanes[i]);  // of integers: exact
     }
     transpose(lanes);
     for (size_t row = 0; row < n_rows; ++row) {
@@ -98,7 +112,7 @@ EH2O_INLINE void pack_query_lanes(float* out, const Row& row_of, float factor, s
       __builtin_memcpy(reinterpret_cast<int8_t*>(out + row * stride) + dim, bytes, count);
     }
   });
-  store(sums, sum);
+  store(sums, add(add(sum[0], sum[1]), add(sum[2], sum[3])));
   for (size_t row = 0; row < n_rows; ++row) {
     const float total = sums[row];
     const int32_t start = total - total == 0.0f ? -Bytes::kKeyOffset * static_cast<int32_t>(total) : 0;

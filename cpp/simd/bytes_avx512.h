@@ -58,10 +58,19 @@ struct Bytes {
   }
   // A constant, of which p has four.
   static EH2O_INLINE F32 addend(const float* p) { return set1(*p); }
-  // v 2^n for the integer n that was added to 1.5 * 2^23 in `shifted`; v and the result are normal numbers.
-  static EH2O_INLINE F32 add_exponent(F32 v, F32 shifted) {
-    return _mm512_castsi512_ps(
-        _mm512_add_epi32(_mm512_castps_si512(v), _mm512_slli_epi32(_mm512_castps_si512(shifted), 23)));
+  // The integers nearest to v, or -20 * 2^23 if that is more; that for NaN, too.
+  static EH2O_INLINE Acc round_above(F32 v) {
+    return (Acc)_mm512_max_epi32(_mm512_cvtps_epi32(v), _mm512_set1_epi32(-20 * (1 << 23)));
+  }
+  // 1 + m 2^-23 for the low 23 bits m.
+  static EH2O_INLINE F32 one_and_fraction(Acc t) {
+    // (t & fraction) | one
+    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32((__m512i)t, _mm512_set1_epi32(0x7fffff),
+                                                         _mm512_set1_epi32(0x3f800000), 0xea));
+  }
+  // The number whose bits are those of v plus t.
+  static EH2O_INLINE F32 add_to_bits(F32 v, Acc t) {
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(v), (__m512i)t));
   }
 };
 inline constexpr bool kHasBytes = true;

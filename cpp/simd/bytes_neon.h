@@ -62,13 +62,20 @@ struct Bytes {
   // it, which takes one of the two arithmetic pipes.
   static EH2O_INLINE F32 addend(const float* p) {
     F32 v;
-    __asm__ volatile("ldr %q0, %1" : "=w"(v) : "m"(*reinterpret_cast<const float (*)[4]>(p)));
+    __asm__ volatile("ldr %q0, %1" : "=w"(v) : "m"(*reinterpret_cast<const float(*)[4]>(p)));
     return v;
   }
-  // v 2^n for the integer n that was added to 1.5 * 2^23 in `shifted`; v and the result are normal numbers.
-  static EH2O_INLINE F32 add_exponent(F32 v, F32 shifted) {
-    return vreinterpretq_f32_s32(
-        vaddq_s32(vreinterpretq_s32_f32(v), vshlq_n_s32(vreinterpretq_s32_f32(shifted), 23)));
+  // The integers nearest to v, or -20 * 2^23 if that is more; NaN becomes 0.
+  static EH2O_INLINE Acc round_above(F32 v) {
+    return vmaxq_s32(vcvtnq_s32_f32(v), vdupq_n_s32(-20 * (1 << 23)));
+  }
+  // 1 + m 2^-23 for the low 23 bits m.
+  static EH2O_INLINE F32 one_and_fraction(Acc t) {
+    return vbslq_f32(vdupq_n_u32(0x7fffff), vreinterpretq_f32_s32(t), vdupq_n_f32(1.0f));
+  }
+  // The number whose bits are those of v plus t.
+  static EH2O_INLINE F32 add_to_bits(F32 v, Acc t) {
+    return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(v), t));
   }
 };
 inline constexpr bool kHasBytes = true;

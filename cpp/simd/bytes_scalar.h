@@ -54,10 +54,14 @@ struct Bytes {
   }
   // A constant, of which p has four.
   static EH2O_INLINE F32 addend(const float* p) { return set1(*p); }
-  // v 2^n for the integer n that was added to 1.5 * 2^23 in `shifted`; v and the result are normal numbers.
-  static EH2O_INLINE F32 add_exponent(F32 v, F32 shifted) {
-    return scale_by_pow2_normal(v, sub(shifted, set1(12582912.0f)));
+  // The integers nearest to v, or -20 * 2^23 if that is more; that for NaN, too.
+  static EH2O_INLINE Acc round_above(F32 v) {
+    return {to_i32(round_nearest(max(v, set1(-20.0f * (1 << 23)))))};
   }
+  // 1 + m 2^-23 for the low 23 bits m.
+  static EH2O_INLINE F32 one_and_fraction(Acc t) { return {as<float>((t.lane & 0x7fffff) | 0x3f800000)}; }
+  // The number whose bits are those of v plus t.
+  static EH2O_INLINE F32 add_to_bits(F32 v, Acc t) { return {as<float>(as<int32_t>(v.lane) + t.lane)}; }
 
  private:
   static EH2O_INLINE Vector<int32_t> round(F32 v) {
