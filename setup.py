@@ -3,9 +3,11 @@
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,10 @@ AVX512 = [*AVX2, *(f"-mavx512{feature}" for feature in ("f", "bw", "dq", "vl", "
 GCC_HEADER_WARNINGS = ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]
 # gcc 12's first scheduling pass makes tiles of widening multiplies spill, others copy accumulators.
 IN_ORDER = ["-fno-schedule-insns"]
+# gcc's: without it checks of addresses are no calls, and compile for many minutes.
+FEW_CHECKS = ["--param=asan-instrumentation-with-call-threshold=0"]
+# What other compilers may not know, and can do without.
+OPTIONAL = {*FEW_REGISTERS, *GCC_HEADER_WARNINGS, *IN_ORDER, *FEW_CHECKS}
 ISA_FLAGS = {
     "x86_64": {
         "avx2": [*AVX2, *FEW_REGISTERS],
@@ -81,12 +87,8 @@ binding_flags = [] if debug or sanitizers else ["-O1"]
 kernel_flags = [flag for flag in base_flags if flag != "-fopenmp"]
 if not sanitizers:
     kernel_flags += ["-O1", "-g1"] if debug else ["-O3"]  # -O2 takes twice as long
-# A finding ends the process. Checks of addresses that are calls keep the compile times bearable.
-sanitizer_flags = [
-    f"-fsanitize={sanitizers}",
-    "-fno-sanitize-recover=all",
-    "--param=asan-instrumentation-with-call-threshold=0",
-]
+# A finding ends the process.
+sanitizer_flags = [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", *FEW_CHECKS]
 # Kernels are all inlined: with checks of undefined behaviour too they compile for many minutes.
 kernel_sanitizer_flags = [*sanitizer_flags, "-fno-sanitize=undefined"]
 if not sanitizers:
@@ -172,6 +174,13 @@ n_jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else o
 slots = ThreadPoolExecutor(n_jobs)
 
 
+@cache
+def is_known(compiler: tuple[str, ...], flag: str) -> bool:
+    """Whether a compiler takes a flag without a word."""
+    empty = ["-Werror", flag, "-x", "c++", "-c", os.devnull, "-o", os.devnull]
+    return subprocess.run([*compiler, *empty], capture_output=True, check=False).returncode == 0
+
+
 def share_slots(compiler: Any) -> None:
     """Lets ``compiler`` compile a file per usable core, whatever the number of callers."""
 
@@ -190,6 +199,8 @@ def share_slots(compiler: Any) -> None:
             output_dir, macros, include_dirs, sources, depends, extra_postargs
         )
         cc_args = compiler._get_cc_args(pp_opts, debug, extra_preargs)
+        command = tuple(getattr(compiler, "compiler_so_cxx", compiler.compiler_so))
+        flags = [flag for flag in flags if flag not in OPTIONAL or is_known(command, flag)]
         todo = [item for item in objects if item in build]
         jobs = []
         for item in todo:

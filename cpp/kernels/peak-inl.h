@@ -6,11 +6,15 @@ namespace edgeh2o::EH2O_ISA {
 // Hides a value from the optimiser, which would else move the products of constants out of the loop.
 template <typename V>
 EH2O_INLINE void hide(V& v) {
+  if constexpr (std::is_class_v<V>) {  // clang has no registers for them
+    asm volatile("" : "+m"(v));
+  } else {
 #if defined(__x86_64__)
-  asm volatile("" : "+v"(v));
+    asm volatile("" : "+v"(v));
 #elif defined(__aarch64__)
-  asm volatile("" : "+w"(v));
+    asm volatile("" : "+w"(v));
 #endif
+  }
 }
 
 // Of products in f32, or of words of two values. Returns the number of multiplications and additions; out:

@@ -125,7 +125,7 @@ class ChunkedAttention {
   float* intra_sums(size_t chunk_idx, size_t set, size_t task_idx) const;
   float* memory_sums(size_t set, size_t task_idx) const;
 
-  const AttentionPlan& plan_;
+  [[maybe_unused]] const AttentionPlan& plan_;  // in debug builds, as the other two
   const KernelTable& table_;
   const AttentionKernels& kernels_;
   const AttentionShape& shape_;
@@ -135,8 +135,8 @@ class ChunkedAttention {
   const AttentionSizes& sizes_;
   SparsePolicy& policy_;
   size_t first_slot_;
-  uint8_t* scratch_;
-  size_t n_threads_;
+  [[maybe_unused]] uint8_t* scratch_;
+  [[maybe_unused]] size_t n_threads_;
   AttentionBuffers buffers_;
   MemoryRounds rounds_;
   PageScores page_scores_;
