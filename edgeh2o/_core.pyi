@@ -67,6 +67,7 @@ class DecoderConfig:
         tied_embeddings: bool = False,
         has_output_bias: bool = False,
         update_rank: int = 0,
+        adapter_scales: abc.Sequence[float] = ...,
         token_input_rows: int = 0,
         has_streams: bool = False,
         reads_hidden: bool = False,
@@ -101,12 +102,14 @@ class Model:
         row_order: Buffer | None = None,
     ) -> None: ...
     def add_update(
-        self, name: str, rank: int, a: Buffer, a_type: str, b: Buffer, b_type: str
+        self, name: str, adapter: int, rank: int, a: Buffer, a_type: str, b: Buffer, b_type: str
     ) -> None:
-        """The matrix ``name``, which is set, acts as W + B A from now on (LoRA).
+        """The matrix ``name``, which is set, acts as W + s B A from now on (LoRA).
 
-        ``a`` is [rank, cols], ``b`` [rows, rank], in a float type of GGUF each, any scale in ``b``.
-        ValueError for a name that takes none, other sizes, and more than ``update_rank``.
+        In sequences whose scale of the ``adapter`` is s. ``a`` is [rank, cols], ``b`` [rows, rank],
+        in a float type of GGUF each, any other factor in ``b``. Those of a matrix come by ascending
+        adapters. ValueError for a name that takes none, an adapter that the ``adapter_scales`` of
+        the configuration do not have, other sizes, and more than ``update_rank`` together.
         """
 
     def finish(self) -> None:
@@ -585,10 +588,12 @@ class Sequence(_Prompt):
         error_limit: float = ...,
         threads: int | None = None,
         workspace: Workspace | None = None,
+        adapter_scales: abc.Sequence[float] | None = None,
     ) -> None:
         """``row_logits`` and scores of the last layer need ``all_rows``.
 
         Without a ``workspace`` of the model it makes one of its own, for ``threads``.
+        ``adapter_scales`` are what adapters count in it, None: as the configuration has it.
         """
     @property
     def last_call_allocations(self) -> int | None: ...

@@ -219,8 +219,9 @@ class DecoderConfig(ModelConfig):
     token has several residual streams (AltUp); a ``laurel_rank`` that is not 0 is that of a branch
     of two matrices beside attention (LAuReL). One that ``reads_hidden`` is a layer that guesses
     tokens ahead: beside a token it reads what the logits of the token before were made of, and it
-    has logits of the first ``n_guessed`` tokens, 0 for all. Low-rank updates of matrices (LoRA)
-    have a rank of ``update_rank`` at the most.
+    has logits of the first ``n_guessed`` tokens, 0 for all. Low-rank updates of a matrix (LoRA)
+    have a rank of ``update_rank`` together at the most, and count by the ``adapter_scales`` of
+    their adapters where a session says nothing else.
     """
 
     layers: tuple[LayerConfig, ...]
@@ -267,6 +268,7 @@ class DecoderConfig(ModelConfig):
     token_input_dim: int = 0
     token_input_rows: int = 0
     update_rank: int = 0
+    adapter_scales: tuple[float, ...] = ()
     has_output_scale: bool = False
     has_streams: bool = False
     laurel_rank: int = 0

@@ -120,7 +120,7 @@ class Matmul {
       EH2O_CHECK(outs[i].ndim() == 2 && static_cast<size_t>(outs[i].shape(0)) == n_rows &&
                      static_cast<size_t>(outs[i].shape(1)) == linear.weight.rows() && outs[i].writeable(),
                  "output ", i, " must be a writable array [", n_rows, "][", linear.weight.rows(), "]");
-      const PackedOut own = packed_for(table_, packed_.data(), {&linear.weight});
+      const PackedOut own = packed_for(table_, packed_.data(), {&linear.weight}, false);
       if (own.packed) out = {own.packed, std::max(out.scale_block, own.scale_block)};
       outputs.push_back({&linear.weight, linear.bias.empty() ? nullptr : linear.bias.data(),
                          outs[i].mutable_data(), linear.weight.rows()});

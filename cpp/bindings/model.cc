@@ -194,6 +194,7 @@ DecoderConfig make_config(const py::kwargs& fields) {
   reader.read("has_streams", config.has_streams);
   reader.read("n_positions", config.n_positions);
   reader.read("update_rank", config.update_rank);
+  reader.read("adapter_scales", config.adapter_scales);
   reader.read("token_input_rows", config.token_input_rows);
   reader.read("reads_hidden", config.reads_hidden);
   reader.read("n_guessed", config.n_guessed);
@@ -230,13 +231,13 @@ void set_tensor(Decoder& decoder, const std::string& name, const py::buffer& dat
   decoder.weights().set_tensor(name, type, bytes.data, bytes.size, rows, cols, order.data());
 }
 
-void add_update(Decoder& decoder, const std::string& name, size_t rank, const py::buffer& a,
+void add_update(Decoder& decoder, const std::string& name, size_t adapter, size_t rank, const py::buffer& a,
                 const std::string& a_type, const py::buffer& b, const std::string& b_type) {
   const py::buffer_info of_a = a.request(), of_b = b.request();
   const Weights::Floats floats_a{a_type, contiguous_bytes(of_a, "the update of '" + name + "'")};
   const Weights::Floats floats_b{b_type, contiguous_bytes(of_b, "the update of '" + name + "'")};
   const py::gil_scoped_release release;
-  decoder.weights().add_update(name, rank, floats_a, floats_b);
+  decoder.weights().add_update(name, adapter, rank, floats_a, floats_b);
 }
 
 // A WeightReader, and what it points into.
@@ -366,8 +367,8 @@ void bind_model(py::module_& module) {
            py::arg("config"), py::arg("main") = py::none())
       .def("set_tensor", &set_tensor, py::arg("name"), py::arg("data"), py::arg("type"), py::arg("rows"),
            py::arg("cols"), py::arg("row_order") = py::none())
-      .def("add_update", &add_update, py::arg("name"), py::arg("rank"), py::arg("a"), py::arg("a_type"),
-           py::arg("b"), py::arg("b_type"))
+      .def("add_update", &add_update, py::arg("name"), py::arg("adapter"), py::arg("rank"), py::arg("a"),
+           py::arg("a_type"), py::arg("b"), py::arg("b_type"))
       .def("dequantize", &dequantize, py::arg("name"))
       .def("finish", [](Decoder& decoder) { decoder.weights().finish(); })
       .def_property_readonly("balances_keys",

@@ -82,6 +82,17 @@ struct DecoderSequence {
   uint64_t last_call_allocations = 0;
 };
 
+// What the adapters of a model count in a sequence of it: what is asked for, else as the model has it.
+std::vector<float> scales_of(const Decoder& model, std::optional<std::vector<float>> asked) {
+  const std::vector<float>& own = model.config().adapter_scales;
+  std::vector<float> scales = asked ? std::move(*asked) : own;
+  EH2O_CHECK(scales.size() == own.size(), "there are ", scales.size(), " scales for ", own.size(),
+             " adapters");
+  const auto counts = [](float scale) { return scale != 0.0f; };
+  if (std::none_of(scales.begin(), scales.end(), counts)) scales.clear();
+  return scales;
+}
+
 // Rows as they lie, for as long as the call that gets them: no copy of a prompt's activations.
 py::array_t<float> view_rows(const MatView<const float>& rows) {
   py::array_t<float> view({rows.rows, rows.cols}, {rows.stride * sizeof(float), sizeof(float)}, rows.data,
@@ -274,18 +285,19 @@ void bind_sequence(py::module_& module) {
   c.def(py::init([](std::shared_ptr<Decoder> model, PolicyPtr policy, size_t max_context, size_t batch_size,
                     size_t chunk_size, const std::string& cache_type, const std::string& precision,
                     bool all_rows, size_t checked_rows, double error_limit, std::optional<int> threads,
-                    WorkspacePtr workspace) {
-          const SequenceShape shape = make_shape(max_context, batch_size, chunk_size, cache_type, precision,
-                                                 all_rows, {checked_rows, error_limit});
+                    WorkspacePtr workspace, std::optional<std::vector<float>> adapter_scales) {
+          SequenceShape shape = make_shape(max_context, batch_size, chunk_size, cache_type, precision,
+                                           all_rows, {checked_rows, error_limit});
           if (!workspace) workspace = std::make_shared<DecoderWorkspace>(model, threads);
           EH2O_CHECK(workspace->decoder == model, "the workspace is of another model");
+          shape.adapter_scales = scales_of(*model, std::move(adapter_scales));
           return std::make_shared<DecoderSequence>(std::move(workspace), std::move(policy), shape);
         }),
         py::arg("model"), py::arg("policy"), py::kw_only(), py::arg("max_context"), py::arg("batch_size"),
         py::arg("chunk_size"), py::arg("cache_type") = "f16", py::arg("precision") = "f32",
         py::arg("all_rows") = false, py::arg("checked_rows") = 0,
         py::arg("error_limit") = std::numeric_limits<double>::infinity(), py::arg("threads") = py::none(),
-        py::arg("workspace") = py::none(),
+        py::arg("workspace") = py::none(), py::arg("adapter_scales") = py::none(),
         py::keep_alive<1, 13>())  // the object of `workspace`, by which others find it
       .def("prefill", &prefill, py::arg("tokens"), py::kw_only(), py::arg("is_last"),
            py::arg("stays_open") = false, py::arg("on_layer") = py::none(),

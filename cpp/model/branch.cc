@@ -6,7 +6,9 @@ namespace edgeh2o {
 
 PackedOut packed_for(const LayerCall& call, std::initializer_list<const Linear*> layers) {
   PackedOut out;
-  for (const Linear* layer : layers) out.add(call.table(), call.buffers().packed, layer->weight);
+  for (const Linear* layer : layers) {
+    out.add(call.table(), call.buffers().packed, layer->weight, call.adapters.any());
+  }
   return out;
 }
 
@@ -39,7 +41,7 @@ void end_branch(const LayerCall& call, MatView<float> x, const MatmulInput& inpu
   const float scale = call.spec().residual_scale;
   const bool is_plain = post_norm.empty() && scale == 1.0f && linear.scale.empty();
   const MatmulOutput output = output_of(linear, is_plain ? x.data : a.norm, x.stride, is_plain);
-  matmul(call.table(), input, {&output, 1}, a.scratch);
+  matmul(call.table(), input, {&output, 1}, call.products());
   if (is_plain) return;
   const MatView<float> branch{a.norm, x.rows, x.cols, x.stride};
   scale_output(call, linear, branch);

@@ -32,13 +32,14 @@ void Decoder::forward(Span<const Step> steps, Workspace& workspace, const Observ
     n_rows += step.tokens.size;
   }
   const bool is_joint = goes_together(steps, n_rows, workspace);
+  const AdapterScales joint = is_joint ? joint_adapters(steps, workspace) : AdapterScales{};
   for (size_t layer = 0; layer < config_.n_layers(); ++layer) {
     if (is_joint) {
-      run_layer_together({config_, weights_, workspace, steps[0], layer, 0}, steps, n_rows);
+      run_layer_together({config_, weights_, workspace, steps[0], layer, 0, joint}, steps, n_rows);
     } else {
       size_t first_row = 0;
       for (const Step& step : steps) {
-        run_layer({config_, weights_, workspace, step, layer, first_row}, observer);
+        run_layer({config_, weights_, workspace, step, layer, first_row, step.adapters()}, observer);
         first_row += step.tokens.size;
       }
     }
@@ -49,18 +50,22 @@ void Decoder::forward(Span<const Step> steps, Workspace& workspace, const Observ
     if (step.hidden_out) write_hidden(workspace, begin_row, step.tokens.size, step.hidden_out);
     begin_row += step.tokens.size;
   }
-  if (is_joint) compute_logits(workspace, 0, n_rows, steps[0].logits);
+  if (is_joint) compute_logits(workspace, 0, n_rows, joint, steps[0].logits);
   size_t end_row = 0;
   for (const Step& step : steps) {
     Sequence& sequence = *step.sequence;
     end_row += step.tokens.size;
     if (step.is_decode) {
-      if (!is_joint) compute_logits(workspace, end_row - step.tokens.size, step.tokens.size, step.logits);
+      if (!is_joint) {
+        compute_logits(workspace, end_row - step.tokens.size, step.tokens.size, step.adapters(), step.logits);
+      }
       sequence.append_ahead(step.tokens);
       sequence.end_call();
       continue;
     }
-    if (step.end != PromptEnd::kLater) compute_logits(workspace, end_row - 1, 1, step.logits);
+    if (step.end != PromptEnd::kLater) {
+      compute_logits(workspace, end_row - 1, 1, step.adapters(), step.logits);
+    }
     sequence.append_tokens(step.tokens);
     sequence.end_call();
     sequence.end_prefill(sequence.position());
@@ -176,6 +181,19 @@ bool Decoder::goes_together(Span<const Step> steps, size_t n_rows, Workspace& wo
   return true;
 }
 
+AdapterScales Decoder::joint_adapters(Span<const Step> steps, Workspace& workspace) const {
+  const std::vector<float>& first = steps[0].sequence->shape().adapter_scales;
+  const bool are_alike = std::all_of(steps.begin(), steps.end(), [&](const Step& step) {
+    return step.sequence->shape().adapter_scales == first;
+  });
+  if (are_alike) return steps[0].adapters();
+  const float** rows = workspace.activations().adapters;
+  for (const Step& step : steps) {
+    rows = std::fill_n(rows, step.tokens.size, step.adapters().all);
+  }
+  return {nullptr, workspace.activations().adapters};
+}
+
 void Decoder::check_steps(Span<const Step> steps, const Workspace& workspace) const {
   size_t n_rows = 0;
   for (const Step& step : steps) {
@@ -232,7 +250,7 @@ void Decoder::begin_step(const Step& step, size_t first_row, Workspace& workspac
                      {a.x + (first_row + first) * dim, count, dim, dim});
     }
   }
-  if (config_.has_streams) spread_streams(weights_, a, first_row, n);
+  if (config_.has_streams) spread_streams(weights_, a, first_row, n, step.adapters());
   if (config_.reads_hidden) join_hidden(config_, weights_, a, first_row, {step.hidden, n, dim, dim});
   for (size_t i = 0; i < config_.ropes.size(); ++i) {
     const RopeConfig& rope = config_.ropes[i];
@@ -256,22 +274,24 @@ void Decoder::row_logits(const Sequence& sequence, Workspace& workspace, size_t 
   const size_t rows_at_once = workspace.activations().rows_at_once;
   for (size_t begin = 0; begin < n_rows; begin += rows_at_once) {
     compute_logits(workspace, first + begin, std::min(rows_at_once, n_rows - begin),
-                   out + begin * config_.n_outputs());
+                   {sequence.shape().scales()}, out + begin * config_.n_outputs());
   }
 }
 
-void Decoder::compute_logits(Workspace& workspace, size_t first, size_t n_rows, float* out) const {
+void Decoder::compute_logits(Workspace& workspace, size_t first, size_t n_rows, const AdapterScales& adapters,
+                             float* out) const {
   const KernelTable& table = weights_.table();
   const PackedMatrix& head = weights_.output();
   Activations& a = workspace.activations();
   const size_t dim = config_.model_dim, n_outputs = config_.n_outputs();
-  if (config_.has_streams) merge_streams(weights_, a, first, n_rows);
+  if (config_.has_streams) merge_streams(weights_, a, first, n_rows, adapters);
   const MatView<float> norm{a.norm, n_rows, dim, dim};
-  const MatmulInput normed = norm_rows(table, {a.x + first * dim, n_rows, dim, dim},
-                                       row_norm(config_, weights_.output_norm(), weights_.output_norm_bias()),
-                                       {norm, packed_for(table, a.packed, {&head})}, a.scratch);
+  const MatmulInput normed =
+      norm_rows(table, {a.x + first * dim, n_rows, dim, dim},
+                row_norm(config_, weights_.output_norm(), weights_.output_norm_bias()),
+                {norm, packed_for(table, a.packed, {&head}, adapters.any())}, a.scratch);
   const MatmulOutput logits{&head, weights_.output_bias(), out, n_outputs, false};
-  matmul(table, normed, {&logits, 1}, a.scratch);
+  matmul(table, normed, {&logits, 1}, {a.scratch, adapters});
   scale_logits(table, {out, n_rows, n_outputs, n_outputs}, config_.logit_scale, config_.logit_soft_cap);
 }
 

@@ -44,6 +44,8 @@ class Decoder {
   void check_steps(Span<const Step> steps, const Workspace& workspace) const;
   void begin_call(Span<const Step> steps, Workspace& workspace) const;
   void begin_step(const Step& step, size_t first_row, Workspace& workspace) const;
+  // What adapters count in the rows of steps that go together.
+  AdapterScales joint_adapters(Span<const Step> steps, Workspace& workspace) const;
   // Whether the rows of the steps go through the layers together: decode steps of several sequences.
   bool goes_together(Span<const Step> steps, size_t n_rows, Workspace& workspace) const;
   void run_layer(const LayerCall& call, const Observer& observer) const;
@@ -51,8 +53,9 @@ class Decoder {
   void run_layer_together(const LayerCall& call, Span<const Step> steps, size_t n_rows) const;
   // What comes after the mixer, for some rows of the residual stream.
   void add_ffn(const LayerCall& call, MatView<float> rows) const;
-  // Logits of rows [first, first + n_rows) of the residual stream.
-  void compute_logits(Workspace& workspace, size_t first, size_t n_rows, float* out) const;
+  // Logits of rows [first, first + n_rows) of the residual stream; `adapters` are of these rows.
+  void compute_logits(Workspace& workspace, size_t first, size_t n_rows, const AdapterScales& adapters,
+                      float* out) const;
 
   // The rows that logits are made of: [n_rows][model_dim].
   void write_hidden(Workspace& workspace, size_t first, size_t n_rows, float* out) const;

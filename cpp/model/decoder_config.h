@@ -39,8 +39,9 @@ struct DecoderConfig {
   bool has_output_bias = false;  // a number per token is added to its logit
   bool has_streams = false;      // tokens have kStreams residual streams, of which layers compute one (AltUp)
   size_t n_positions = 0;        // rows of a table of positions, which are added to embeddings; 0: none
-  size_t update_rank = 0;        // the largest of the low-rank updates of its matrices (LoRA)
-  size_t token_input_rows = 0;   // tokens of each part that the table of inputs per token is loaded in
+  size_t update_rank = 0;        // the largest that the low-rank updates of a matrix have together (LoRA)
+  std::vector<float> adapter_scales;  // what each adapter counts where a sequence says nothing
+  size_t token_input_rows = 0;        // tokens of each part that the table of inputs per token is loaded in
   // A layer that guesses tokens ahead (MTP): beside a token it reads what logits are made of at the token
   // before, and it has logits of the first n_guessed tokens only.
   bool reads_hidden = false;

@@ -21,7 +21,8 @@ void join_hidden(const DecoderConfig& config, const Weights& weights, Activation
     norm_rows(table, as_const(x), row_norm(config, weights.embedding_norm(), {}), {embedded, {}}, a.scratch);
     norm_rows(table, hidden.rows_from(first, n), row_norm(config, weights.hidden_norm(), {}), {before, {}},
               a.scratch);
-    const MatmulInput input = pack_rows(table, as_const(joined), packed_for(table, a.packed, {&proj.weight}));
+    const MatmulInput input =
+        pack_rows(table, as_const(joined), packed_for(table, a.packed, {&proj.weight}, false));
     const MatmulOutput output = output_of(proj, x.data, dim);
     matmul(table, input, {&output, 1}, a.scratch);
   }

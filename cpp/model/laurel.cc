@@ -16,7 +16,7 @@ void add_laurel(const LayerCall& call, MatView<float> x) {
   const MatmulInput input = rms_norm_rows(table, as_const(x), w.attn_norm.data(), call.config.norm_eps,
                                           {normed, packed_for(call, {&w.laurel_in})}, a.scratch);
   const MatmulOutput output = output_of(w.laurel_in, inner.data, rank);
-  matmul(table, input, {&output, 1}, a.scratch);
+  matmul(table, input, {&output, 1}, call.products());
   add_rows(table, x, normed, nullptr, 0.0f, 1.0f);
   end_branch(call, x, pack_rows(table, as_const(inner), packed_for(call, {&w.laurel_out})), w.laurel_out,
              w.laurel_post_norm);

@@ -6,6 +6,7 @@
 #include "base/mat_view.h"
 #include "model/weights.h"
 #include "model/workspace.h"
+#include "ops/matmul.h"
 #include "ops/streams.h"
 #include "sequence/sequence.h"
 
@@ -21,6 +22,8 @@ struct Step {
   float* logits;  // [n_outputs] after the last token, unless end is kLater; in decode [n][n_outputs] of all
   const float* hidden = nullptr;  // [n][model_dim] beside the tokens, of a decoder that reads_hidden
   float* hidden_out = nullptr;    // [n][model_dim] what logits are made of, of all tokens; null: not wanted
+
+  AdapterScales adapters() const { return {sequence->shape().scales()}; }
 
   // A prefill call whose rows are wanted beside its answer, which stays what it is without.
   bool wants_rows() const { return hidden_out != nullptr && !is_decode; }
@@ -47,12 +50,14 @@ struct LayerCall {
   Workspace& workspace;
   const Step& step;
   size_t layer;
-  size_t first_row;  // of the step in the buffers of the call
+  size_t first_row;        // of the step in the buffers of the call
+  AdapterScales adapters;  // of the rows at hand: of the step, or of all that go together
 
   const LayerSpec& spec() const { return config.layers[layer]; }
   const LayerWeights& layer_weights() const { return weights.layer(layer); }
   const KernelTable& table() const { return weights.table(); }
   Activations& buffers() const { return workspace.activations(); }
+  MatmulContext products() const { return {buffers().scratch, adapters}; }
 
   // Of the step's first token.
   size_t position() const { return step.sequence->position(); }
@@ -102,7 +107,7 @@ template <typename F>
 void for_each_step(const LayerCall& call, Span<const Step> steps, const F& f) {
   size_t first_row = call.first_row;
   for (const Step& step : steps) {
-    f(LayerCall{call.config, call.weights, call.workspace, step, call.layer, first_row});
+    f(LayerCall{call.config, call.weights, call.workspace, step, call.layer, first_row, step.adapters()});
     first_row += step.tokens.size;
   }
 }

@@ -24,7 +24,7 @@ MatView<const float> find_modes(const LayerCall& call, MatView<const float> rows
                     {{a.norm, n, dim, dim}, packed_for(call, {&w.stream_router})}, a.scratch);
   const MatView<float> modes{a.gate, n, kStreams, kStreams};
   const MatmulOutput output = output_of(w.stream_router, modes.data, kStreams);
-  matmul(table, input, {&output, 1}, a.scratch);
+  matmul(table, input, {&output, 1}, call.products());
   scale_logits(table, modes, 1.0f / static_cast<float>(dim), 1.0f);  // a cap of 1 is the tanh
   return as_const(modes);
 }
@@ -35,7 +35,8 @@ Streams streams_of(const Weights& weights, const Activations& a, size_t first, s
 
 }  // namespace
 
-void spread_streams(const Weights& weights, Activations& a, size_t first, size_t n) {
+void spread_streams(const Weights& weights, Activations& a, size_t first, size_t n,
+                    const AdapterScales& adapters) {
   const KernelTable& table = weights.table();
   const std::vector<PackedMatrix>& in = weights.streams_in();
   for (size_t begin = 0; begin < n; begin += a.rows_at_once) {
@@ -43,13 +44,14 @@ void spread_streams(const Weights& weights, Activations& a, size_t first, size_t
     const size_t dim = streams.dim;
     const MatView<const float> x{a.x + (first + begin) * dim, streams.n, dim, dim};
     copy_rows(x, streams.stream(0));
-    const MatmulInput input = pack_rows(table, x, packed_for(table, a.packed, {&in[0], &in[1], &in[2]}));
+    const PackedOut packed = packed_for(table, a.packed, {&in[0], &in[1], &in[2]}, adapters.any());
+    const MatmulInput input = pack_rows(table, x, packed);
     MatmulOutput outputs[kStreams - 1];
     for (size_t k = 1; k < kStreams; ++k) {
       const MatView<float> rows = streams.stream(k);
       outputs[k - 1] = {&in[k - 1], nullptr, rows.data, rows.stride};
     }
-    matmul(table, input, {outputs, kStreams - 1}, a.scratch);
+    matmul(table, input, {outputs, kStreams - 1}, {a.scratch, adapters});
     for (size_t k = 1; k < kStreams; ++k) match_sizes(table, streams.stream(k), x);
   }
 }
@@ -76,12 +78,13 @@ void correct(const LayerCall& call, size_t first, MatView<float> x) {
   const MatView<float> out{a.norm, x.rows, x.cols, x.cols};
   const MatmulInput gated = gated_token_input(call, first, x);
   const MatmulOutput output = output_of(w.token_input_out, out.data, out.stride);
-  matmul(table, gated, {&output, 1}, a.scratch);
+  matmul(table, gated, {&output, 1}, call.products());
   rms_norm_groups(table, out, span_of(w.token_input_post_norm), call.config.norm_eps);
   for (size_t k = 1; k < kStreams; ++k) add_rows(table, streams.stream(k), out, nullptr, 0.0f, 1.0f);
 }
 
-void merge_streams(const Weights& weights, Activations& a, size_t first, size_t n) {
+void merge_streams(const Weights& weights, Activations& a, size_t first, size_t n,
+                   const AdapterScales& adapters) {
   const KernelTable& table = weights.table();
   const Streams streams = streams_of(weights, a, first, n);
   const size_t dim = streams.dim;
@@ -91,8 +94,8 @@ void merge_streams(const Weights& weights, Activations& a, size_t first, size_t 
   for (size_t k = 1; k < kStreams; ++k) {
     const PackedMatrix& matrix = weights.streams_out()[k - 1];
     const MatmulOutput output{&matrix, nullptr, out.data, out.stride};
-    const PackedOut packed = packed_for(table, a.packed, {&matrix});
-    matmul(table, pack_rows(table, as_const(streams.stream(k)), packed), {&output, 1}, a.scratch);
+    const PackedOut packed = packed_for(table, a.packed, {&matrix}, adapters.any());
+    matmul(table, pack_rows(table, as_const(streams.stream(k)), packed), {&output, 1}, {a.scratch, adapters});
     match_sizes(table, out, first_stream);
     add_rows(table, x, out, nullptr, 0.0f, 1.0f);
   }

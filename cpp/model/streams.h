@@ -8,7 +8,8 @@
 namespace edgeh2o {
 
 // Makes the streams of rows [first, first + n) of a call of their embeddings in x.
-void spread_streams(const Weights& weights, Activations& a, size_t first, size_t n);
+void spread_streams(const Weights& weights, Activations& a, size_t first, size_t n,
+                    const AdapterScales& adapters);
 
 // The streams become their predictions, from the first row on that the layer reads; x is the first one.
 void predict(const LayerCall& call);
@@ -19,6 +20,7 @@ void correct(const LayerCall& call, size_t first, MatView<float> x);
 
 // x = the mean of the streams, brought to what the output wants, of rows [first, first + n) of a call;
 // n <= rows_at_once.
-void merge_streams(const Weights& weights, Activations& a, size_t first, size_t n);
+void merge_streams(const Weights& weights, Activations& a, size_t first, size_t n,
+                   const AdapterScales& adapters);
 
 }  // namespace edgeh2o

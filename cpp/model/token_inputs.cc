@@ -22,7 +22,7 @@ MatView<float> make_inputs(const LayerCall& call, Span<const int32_t> tokens) {
   const MatView<const float> rows{embedded.data, n, embedded.cols, embedded.stride};
   const MatView<float> projected{a.gate, n, dim, dim}, inputs{a.up, n, dim, dim};
   const MatmulOutput output = output_of(proj, projected.data, dim);
-  matmul(table, pack_rows(table, rows, packed_for(call, {&proj})), {&output, 1}, a.scratch);
+  matmul(table, pack_rows(table, rows, packed_for(call, {&proj})), {&output, 1}, call.products());
   const std::vector<PackedMatrix>& parts = weights.token_inputs();
   embed_columns(table, {parts.data(), parts.size()}, tokens, call.layer * dim,
                 std::sqrt(static_cast<float>(dim)), inputs);
@@ -40,7 +40,7 @@ MatmulInput gated_token_input(const LayerCall& call, size_t first, MatView<float
   const size_t n = x.rows, dim = call.spec().token_input_dim;
   const MatView<float> inputs = make_inputs(call, {call.step.tokens.data + first, n});
   const MatmulOutput gate = output_of(w.token_input_gate, a.gate, dim);
-  matmul(table, begin_branch(call, x, {}, {&w.token_input_gate}), {&gate, 1}, a.scratch);
+  matmul(table, begin_branch(call, x, {}, {&w.token_input_gate}), {&gate, 1}, call.products());
   const PackedOut packed = packed_for(call, {&w.token_input_out});
   const ActivationsOut product{{packed.needs_floats ? a.gate : nullptr, n, dim, dim}, packed};
   return gate_rows(table, table.geglu_f32, {a.gate, n, dim, dim}, {inputs.data, n, dim, dim}, product,

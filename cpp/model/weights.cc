@@ -82,7 +82,8 @@ void Weights::set_matrix(PackedMatrix& matrix, const FormatInfo& info, const uin
   n_bytes_ += matrix.n_bytes();
 }
 
-void Weights::add_update(const std::string& name, size_t rank, const Floats& a, const Floats& b) {
+void Weights::add_update(const std::string& name, size_t adapter, size_t rank, const Floats& a,
+                         const Floats& b) {
   const auto found = slots_.find(name);
   const auto is_table = [&](const PackedMatrix* matrix) {  // whose rows are looked up
     return matrix == &token_embd_.weight || matrix == &position_embd_ ||
@@ -92,20 +93,28 @@ void Weights::add_update(const std::string& name, size_t rank, const Floats& a, 
   const bool is_multiplied = found != slots_.end() && found->second.matrix && !found->second.is_transposed &&
                              !is_table(found->second.matrix);
   EH2O_CHECK(is_multiplied, "tensor '", name, "' is no matrix that takes a low-rank update");
-  EH2O_CHECK(rank > 0 && rank <= config_.update_rank, "the update of '", name, "' has rank ", rank,
-             ", of 1 to ", config_.update_rank);
   PackedMatrix& matrix = *found->second.matrix;
   EH2O_CHECK(matrix, "tensor '", name, "' is not set");
+  const size_t n_adapters = config_.adapter_scales.size();
+  EH2O_CHECK(adapter < n_adapters, "the update of '", name, "' is of adapter ", adapter, " of ", n_adapters);
+  size_t sum = rank;
+  LowRankUpdates& updates = updates_[&matrix];
+  for (const LowRankUpdate& before : updates) {
+    EH2O_CHECK(before.adapter < adapter, "adapter ", before.adapter, " has updated '", name, "' already");
+    sum += before.a.rows();
+  }
+  EH2O_CHECK(rank > 0 && sum <= config_.update_rank, "the updates of '", name, "' have rank ", sum,
+             ", of 1 to ", config_.update_rank);
   const auto pack = [&](const Floats& values, size_t rows, size_t cols) {
     const FormatInfo& info = find_format(values.type_name);
     EH2O_CHECK(!info.is_quantised, "the update of '", name, "' has the quantised type ", values.type_name);
     return PackedMatrix(info, table_->layout.panel_cols, false, values.data.data, values.data.size, rows,
                         cols, nullptr, &pool_);
   };
-  LowRankUpdate update{pack(a, rank, matrix.cols()), pack(b, matrix.rows(), rank)};
+  LowRankUpdate update{adapter, pack(a, rank, matrix.cols()), pack(b, matrix.rows(), rank)};
   n_bytes_ += update.a.n_bytes() + update.b.n_bytes();
-  updates_.push_front(std::move(update));
-  matrix.set_update(&updates_.front());
+  updates.push_back(std::move(update));
+  matrix.set_updates(&updates);
 }
 
 std::vector<float> Weights::dequantize(const std::string& name, size_t* rows, size_t* cols) const {

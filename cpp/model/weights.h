@@ -1,7 +1,6 @@
 // The weights of a decoder, packed for one kernel table, and the names by which a model file fills them.
 #pragma once
 
-#include <forward_list>
 #include <functional>
 #include <string>
 #include <unordered_map>
@@ -144,10 +143,11 @@ class Weights {
   // The matrix of a tensor. Throws std::invalid_argument for a name that is none's, or was not set.
   const PackedMatrix& find_packed(const std::string& name) const;
 
-  // Once the matrix `name` is there: adds B A to it in all products. a: [rank][cols], b: [rows][rank], in
-  // floats of their types, any scale in b. Throws std::invalid_argument for a name that is none of a matrix
-  // that rows are multiplied with, or other shapes and types.
-  void add_update(const std::string& name, size_t rank, const Floats& a, const Floats& b);
+  // Once the matrix `name` is there: adds B A to it in products of rows in which the adapter counts. a:
+  // [rank][cols], b: [rows][rank], in floats of their types, any factor in b. Those of a matrix are given by
+  // ascending adapters. Throws std::invalid_argument for a name that is none of a matrix that rows are
+  // multiplied with, an adapter that the model has not got, or other shapes and types.
+  void add_update(const std::string& name, size_t adapter, size_t rank, const Floats& a, const Floats& b);
 
   // Throws std::invalid_argument that lists the required tensors that are missing: those that are not filled
   // here, or for which is_filled, if it is given, says so.
@@ -218,7 +218,7 @@ class Weights {
   std::vector<float> output_norm_, output_norm_bias_, token_input_norm_;
   std::vector<LayerWeights> layers_;
   std::unordered_map<std::string, Slot> slots_;
-  std::forward_list<LowRankUpdate> updates_;
+  std::unordered_map<PackedMatrix*, LowRankUpdates> updates_;
   size_t n_bytes_ = 0, n_mapped_bytes_ = 0;
 };
 

@@ -84,6 +84,9 @@ Activations::Activations(const DecoderConfig& config, const KernelTable& table, 
   expert_rows = arena.take<float>(n_mixed);
   expert_input = arena.take<float>(n_mixed);
   mixed = arena.take<float>(n_mixed);
+  const size_t n_scaled = config.update_rank > 0 ? rows_at_once : 0;
+  adapters = arena.take<const float*>(n_scaled);
+  expert_adapters = arena.take<const float*>(n_experts > 0 ? n_scaled : 0);
   const size_t delta_bytes =
       config.widest([](const LayerSpec& layer) { return delta_scratch_bytes(layer.delta); });
   scratch = arena.take<uint8_t>(

@@ -47,6 +47,10 @@ struct Activations {
   float* expert_input;  // [rows_at_once][model_dim] normed rows
   float* mixed;         // [rows_at_once][model_dim] weighted sum of the outputs
   ExpertRoutes routes;
+
+  // Of a model with adapters: what they count in rows that go together, and in those of an expert.
+  const float** adapters;         // [rows_at_once]
+  const float** expert_adapters;  // [rows_at_once]
 };
 
 class Workspace {

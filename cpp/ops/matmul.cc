@@ -23,6 +23,8 @@ constexpr size_t kHeadsAtOnce = 64;
 
 // Weights with updates, of one input, whose updates go together: queries, keys, values and a gate.
 constexpr size_t kUpdatesAtOnce = 4;
+// First halves of updates that share a product.
+constexpr size_t kDownAtOnce = 16;
 
 struct Task {
   const MatmulOutput* output;
@@ -100,8 +102,9 @@ void run_few_rows(const KernelTable& table, const MatmulInput& input, const Task
           table.gemv_f32_q8_qp(weight.format(), y, stride, input.packed.record(row / tile_rows, k), tile_rows,
                                w, count / kBlock, n_rows, n_cols, accumulate, ahead);
         } else {
-          table.gemv_f32_f32_fp(weight.format(), y, stride, input.rows.row(row) + k, input.rows.stride, w,
-                                weight.panel_bytes(), count, n_rows, n_cols, accumulate, ahead);
+          table.gemv_f32_f32_fp(weight.format(), y, stride, input.rows.row(task.first_row + row) + k,
+                                input.rows.stride, w, weight.panel_bytes(), count, n_rows, n_cols, accumulate,
+                                ahead);
         }
       }
     }
@@ -134,38 +137,80 @@ void run_matrix(const KernelTable& table, const MatmulInput& input, const Task& 
   }
 }
 
-// x A^T of the weights with updates, of at most kUpdatesAtOnce outputs, and what is made of it: out += (x
-// A^T) B^T, each part of which follows that of the weight, while the output is in the cache.
+// What the updates of at most kUpdatesAtOnce outputs add: z = s * (x A^T) of every adapter that counts, and
+// out += z B^T, each part of which follows that of the weight, while the output is in the cache.
 class Updates {
  public:
   Updates(const KernelTable& table, const MatmulInput& input, Span<const MatmulOutput> outputs,
-          uint8_t* scratch)
-      : first_(outputs.begin()) {
-    float* next = reinterpret_cast<float*>(scratch + num_threads() * matmul_scratch_bytes(table));
+          const MatmulContext& context)
+      : outputs_(outputs), n_rows_(input.rows.rows), adapters_(context.adapters) {
+    MatmulOutput down[kDownAtOnce];
+    size_t count = 0;
+    const auto multiply = [&] {
+      if (count > 0) matmul(table, input, {down, count}, context.scratch);
+      count = 0;
+    };
+    float* next = reinterpret_cast<float*>(context.scratch + num_threads() * matmul_scratch_bytes(table));
     for (size_t i = 0; i < outputs.size; ++i) {
-      const MatmulOutput& output = outputs.data[i];
-      const LowRankUpdate* update = output.weight->update();
-      if (!update) continue;
-      EH2O_DASSERT((output.input ? output.input : &input)->rows.data);
-      const size_t n_rows = input.rows.rows, rank = update->a.rows();
-      down_[count_] = {&update->a, nullptr, next, rank, false, output.input};
-      inner_[i] = {{}, {next, n_rows, rank, rank}};
-      up_[i] = {&update->b, nullptr, output.out, output.out_stride, true, inner_ + i};
-      next += n_rows * rank;
-      ++count_;
+      inner_[i] = next;
+      next = for_each(i, [&](const LowRankUpdate& update, float* inner) {
+        EH2O_DASSERT((outputs.data[i].input ? outputs.data[i].input : &input)->rows.data);
+        down[count++] = {&update.a, nullptr, inner, update.a.rows(), false, outputs.data[i].input};
+        if (count == kDownAtOnce) multiply();
+      });
     }
-    if (count_ > 0) matmul(table, input, {down_, count_}, scratch);
+    multiply();
+    for (size_t i = 0; i < outputs.size; ++i) {
+      for_each(i, [&](const LowRankUpdate& update, float* inner) {
+        const size_t rank = update.a.rows();
+        for (size_t row = 0; row < n_rows_; ++row, inner += rank) {
+          const float scale = adapters_.of(row, update.adapter);
+          if (scale != 0.0f && scale != 1.0f) table.scale_f32(inner, inner, scale, rank);
+        }
+      });
+    }
   }
-  // That of an output; null: none.
-  const MatmulOutput* find(const MatmulOutput* output) const {
-    return output->weight->update() ? up_ + (output - first_) : nullptr;
+
+  // Calls run_part(input, task) for what is added to a task's output, whose rows are counted likewise.
+  template <typename F>
+  void add(const Task& task, const F& run_part) const {
+    for_each(static_cast<size_t>(task.output - outputs_.begin()),
+             [&](const LowRankUpdate& update, float* inner) {
+               const size_t rank = update.a.rows(), end = task.first_row + task.n_rows;
+               const MatmulInput input{{}, {inner, n_rows_, rank, rank}};
+               const MatmulOutput up{&update.b, nullptr, task.output->out, task.output->out_stride, true};
+               // Rows in which it does not count stay as they are.
+               for (size_t row = task.first_row, first = row; row < end; first = row) {
+                 const bool counts = adapters_.of(row, update.adapter) != 0.0f;
+                 row = adapters_.rows ? row + 1 : end;
+                 while (row < end && (adapters_.of(row, update.adapter) != 0.0f) == counts) ++row;
+                 if (counts) run_part(input, {&up, task.panel, task.n_panels, first, row - first});
+               }
+             });
   }
 
  private:
-  const MatmulOutput* first_;
-  MatmulInput inner_[kUpdatesAtOnce];
-  MatmulOutput down_[kUpdatesAtOnce], up_[kUpdatesAtOnce];
-  size_t count_ = 0;
+  // Calls f(update, z) for the updates of an output that count in a row; where the z of the next begins.
+  template <typename F>
+  float* for_each(size_t i, const F& f) const {
+    float* inner = inner_[i];
+    const LowRankUpdates* updates = adapters_.any() ? outputs_.data[i].weight->updates() : nullptr;
+    if (!updates) return inner;
+    for (const LowRankUpdate& update : *updates) {
+      size_t row = 0;
+      const size_t n_rows = adapters_.rows ? n_rows_ : 1;
+      while (row < n_rows && adapters_.of(row, update.adapter) == 0.0f) ++row;
+      if (row == n_rows) continue;
+      f(update, inner);
+      inner += n_rows_ * update.a.rows();
+    }
+    return inner;
+  }
+
+  Span<const MatmulOutput> outputs_;
+  size_t n_rows_;
+  AdapterScales adapters_;
+  float* inner_[kUpdatesAtOnce];
 };
 
 }  // namespace
@@ -198,7 +243,7 @@ size_t matmul_scratch_bytes(const KernelTable& table) {
 }
 
 void matmul(const KernelTable& table, const MatmulInput& input, Span<const MatmulOutput> outputs,
-            uint8_t* scratch) {
+            const MatmulContext& context) {
   for (const MatmulOutput& output : outputs) {
     const MatmulInput& own = output.input ? *output.input : input;
     const size_t n_columns = own.rows.cols;
@@ -207,16 +252,16 @@ void matmul(const KernelTable& table, const MatmulInput& input, Span<const Matmu
     EH2O_CHECK(output.weight->cols() == n_columns, "matmul: activations have ", n_columns,
                " columns, the weight has ", output.weight->cols());
   }
-  const auto has_update = [](const MatmulOutput& output) { return output.weight->update() != nullptr; };
-  const bool has_updates = std::any_of(outputs.begin(), outputs.end(), has_update);
+  const auto may_update = [](const MatmulOutput& output) { return output.weight->updates() != nullptr; };
+  const bool has_updates = context.adapters.any() && std::any_of(outputs.begin(), outputs.end(), may_update);
   if (has_updates && outputs.size > kUpdatesAtOnce) {
     for (size_t i = 0; i < outputs.size; i += kUpdatesAtOnce) {
-      matmul(table, input, {outputs.data + i, std::min(kUpdatesAtOnce, outputs.size - i)}, scratch);
+      matmul(table, input, {outputs.data + i, std::min(kUpdatesAtOnce, outputs.size - i)}, context);
     }
     return;
   }
   const Updates updates(table, input, has_updates ? outputs : Span<const MatmulOutput>{outputs.data, 0},
-                        scratch);
+                        context);
   const size_t n_rows = input.rows.rows;
   const size_t nr = table.layout.panel_cols;
   const bool is_few = is_few_rows(table, n_rows);
@@ -229,19 +274,18 @@ void matmul(const KernelTable& table, const MatmulInput& input, Span<const Matmu
       const size_t column = task.panel * nr;
       float* out = output.out + task.first_row * output.out_stride + column;
       const auto run_part = [&](const MatmulInput& x, const Task& part) {
+        float* const y = out + (part.first_row - task.first_row) * output.out_stride;
         if (is_few) {
-          run_few_rows(table, x, part, out);
+          run_few_rows(table, x, part, y);
         } else {
-          run_matrix(table, x, part, out, scratch + thread * matmul_scratch_bytes(table));
+          run_matrix(table, x, part, y, context.scratch + thread * matmul_scratch_bytes(table));
         }
       };
       run_part(own, task);
       for (size_t row = 0; output.bias && row < task.n_rows; ++row) {
         table.add_f32(out + row * output.out_stride, output.bias + column, task.n_cols(nr));
       }
-      if (const MatmulOutput* up = updates.find(task.output)) {
-        run_part(*up->input, {up, task.panel, task.n_panels, task.first_row, task.n_rows});
-      }
+      if (has_updates) updates.add(task, run_part);
       i += task.n_panels;
     }
   };
@@ -254,11 +298,11 @@ void matmul(const KernelTable& table, const MatmulInput& input, Span<const Matmu
 
 void matmul_heads(const KernelTable& table, MatView<const float> rows, uint8_t* packed, size_t step,
                   Span<const PackedMatrix> weights, float* out, size_t out_stride, size_t out_step,
-                  uint8_t* scratch) {
+                  const MatmulContext& context) {
   const size_t depth = weights.data[0].cols();
   EH2O_CHECK(depth <= step && weights.size * step <= rows.cols, "matmul_heads: ", weights.size, " heads of ",
              depth, " values, ", step, " apart, in rows of ", rows.cols);
-  const PackedOut packed_out = packed_for(table, packed, {&weights.data[0]});
+  const PackedOut packed_out = packed_for(table, packed, {&weights.data[0]}, false);
   Activations8 all{packed_out.packed, activation_tile_rows(table, rows.rows), depth, packed_out.scale_block};
   const size_t n_tiles = ceil_div(rows.rows, all.tile_rows);
   if (all.packed) {
@@ -279,21 +323,22 @@ void matmul_heads(const KernelTable& table, MatView<const float> rows, uint8_t* 
       if (all.packed) inputs[i].packed.packed += head * n_tiles * all.tile_bytes();
       outputs[i] = {&weights.data[head], nullptr, out + head * out_step, out_stride, false, inputs + i};
     }
-    matmul(table, inputs[0], {outputs, count}, scratch);
+    matmul(table, inputs[0], {outputs, count}, context);
   }
 }
 
-void PackedOut::add(const KernelTable& table, uint8_t* buffer, const PackedMatrix& weight) {
-  needs_floats |= !weight.is_quantised() || weight.update();
+void PackedOut::add(const KernelTable& table, uint8_t* buffer, const PackedMatrix& weight,
+                    bool has_adapters) {
+  needs_floats |= !weight.is_quantised() || (has_adapters && weight.updates());
   if (!weight.is_quantised()) return;
   packed = buffer;
   scale_block = std::max(scale_block, table.layout.scale_block(weight.format()));
 }
 
 PackedOut packed_for(const KernelTable& table, uint8_t* buffer,
-                     std::initializer_list<const PackedMatrix*> weights) {
+                     std::initializer_list<const PackedMatrix*> weights, bool has_adapters) {
   PackedOut out;
-  for (const PackedMatrix* weight : weights) out.add(table, buffer, *weight);
+  for (const PackedMatrix* weight : weights) out.add(table, buffer, *weight, has_adapters);
   return out;
 }
 

@@ -32,11 +32,12 @@ struct PackedOut {
   size_t scale_block = kBlock;
   bool needs_floats = false;  // the rows as they are: of float weights, and of updates
   // What the weight asks for as well: the widest scale_block of all. buffer: where its rows are packed.
-  void add(const KernelTable& table, uint8_t* buffer, const PackedMatrix& weight);
+  // has_adapters: its updates, if it has any, count.
+  void add(const KernelTable& table, uint8_t* buffer, const PackedMatrix& weight, bool has_adapters);
 };
 // For the input of all these weights.
 PackedOut packed_for(const KernelTable& table, uint8_t* buffer,
-                     std::initializer_list<const PackedMatrix*> weights);
+                     std::initializer_list<const PackedMatrix*> weights, bool has_adapters);
 
 struct MatmulInput {
   Activations8 packed;
@@ -52,25 +53,45 @@ struct MatmulOutput {
   const MatmulInput* input = nullptr;  // instead of the one for all: as many rows, of the same depth
 };
 
+// What every adapter counts in the rows of a product: [n_adapters] each.
+struct AdapterScales {
+  const float* all = nullptr;          // in all rows; null: no adapter counts
+  const float* const* rows = nullptr;  // or in each row, null where none counts
+  bool any() const { return all || rows; }
+  float of(size_t row, size_t adapter) const {
+    const float* scales = rows ? rows[row] : all;
+    return scales ? scales[adapter] : 0.0f;
+  }
+};
+
+// What products write to, and by which adapters they are made. scratch: num_threads() x
+// matmul_scratch_bytes, and update_scratch_bytes, aligned.
+struct MatmulContext {
+  MatmulContext(uint8_t* memory, const AdapterScales& scales = {}) : scratch(memory), adapters(scales) {}
+
+  uint8_t* scratch;
+  AdapterScales adapters;
+};
+
 // Bytes of scratch that matmul needs per thread.
 size_t matmul_scratch_bytes(const KernelTable& table);
-// And behind that of all threads for weights with updates of at most `rank`, 0: none.
+// And behind that of all threads for weights whose updates have at most `rank` together, 0: none.
 size_t update_scratch_bytes(size_t n_rows, size_t rank);
 
 // Tile height of packed activations for n_rows rows: for few rows, which take the matrix-vector kernels, what
 // divides them best.
 size_t activation_tile_rows(const KernelTable& table, size_t n_rows);
 
-// scratch: num_threads() x matmul_scratch_bytes, and update_scratch_bytes, aligned.
+// A row has the same bits whatever rows it is multiplied with, and by which adapters these are made.
 void matmul(const KernelTable& table, const MatmulInput& input, Span<const MatmulOutput> outputs,
-            uint8_t* scratch);
+            const MatmulContext& context);
 
 // A product per head: out[r][h * out_step + i] = sum over j of weights[h].weight[i][j] * rows[r][h * step +
 // j], all matrices of one shape and type; a step is a multiple of kBlock for quantised weights. packed takes
 // Activations8::bytes of the rows. No biases.
 void matmul_heads(const KernelTable& table, MatView<const float> rows, uint8_t* packed, size_t step,
                   Span<const PackedMatrix> weights, float* out, size_t out_stride, size_t out_step,
-                  uint8_t* scratch);
+                  const MatmulContext& context);
 
 // Fills packed from f32 rows, in parallel.
 Activations8 quantize_rows(const KernelTable& table, MatView<const float> rows, const PackedOut& out);

@@ -32,6 +32,7 @@ void check_tensor_data(const FormatInfo& info, size_t n_bytes, size_t rows, size
                        const int32_t* row_order);
 
 struct LowRankUpdate;
+using LowRankUpdates = std::vector<LowRankUpdate>;  // of a matrix, by ascending adapters
 
 class PackedMatrix {
  public:
@@ -57,7 +58,7 @@ class PackedMatrix {
                  const int32_t* row_order = nullptr);
 
   // The first n rows, whole panels or all of them, in the memory of this, which must outlive them; without
-  // an update.
+  // updates.
   PackedMatrix first_rows(size_t n) const;
 
   PackedFormat format() const { return format_; }
@@ -72,9 +73,9 @@ class PackedMatrix {
   const uint8_t* panel_at(size_t i, size_t k) const;
   explicit operator bool() const { return rows_ != 0; }
 
-  // What is added to products with this, or null.
-  const LowRankUpdate* update() const { return update_; }
-  void set_update(const LowRankUpdate* update) { update_ = update; }  // it outlives this
+  // What may be added to products with this, or null.
+  const LowRankUpdates* updates() const { return updates_; }
+  void set_updates(const LowRankUpdates* updates) { updates_ = updates; }  // they outlive this
 
   // Writes the cols() weights of one row as f32: embedding look-up.
   void dequantize_row(float* out, size_t row) const { dequantize_range(out, row, 0, cols_); }
@@ -91,11 +92,13 @@ class PackedMatrix {
   AlignedBuffer buffer_;  // empty where the panels lie in a pool
   const uint8_t* panels_ = nullptr;
   uint8_t* packed_ = nullptr;  // the same, where they are packed here
-  const LowRankUpdate* update_ = nullptr;
+  const LowRankUpdates* updates_ = nullptr;
 };
 
-// A matrix W with one acts as W + B A (LoRA: Hu et al. 2021, section 4.1, alpha / r in B), both in floats.
+// A matrix W with one acts as W + s B A (LoRA: Hu et al. 2021, section 4.1, alpha / r in B), both in floats,
+// where s is what the adapter, of those of the model, counts in a row.
 struct LowRankUpdate {
+  size_t adapter;
   PackedMatrix a;  // [rank][cols]
   PackedMatrix b;  // [rows][rank]
 };

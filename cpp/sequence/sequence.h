@@ -53,6 +53,9 @@ struct SequenceShape {
   ErrorGuard guard = {};
   bool evicts = false;      // rows may be evicted; see Sequence::allow_eviction
   bool looks_ahead = true;  // decode calls may have several tokens, some of which are taken back
+  // What every adapter of the model counts in its tokens (ops/matmul.h), or empty where none does.
+  std::vector<float> adapter_scales = {};
+  const float* scales() const { return adapter_scales.empty() ? nullptr : adapter_scales.data(); }
 };
 
 // How the keys of a layer are rotated back by so many positions: cos and -sin, [most + 1][n_pairs].
@@ -273,7 +276,7 @@ class Sequence {
   // Forgets the prompt and takes up the first tokens of another sequence, up to one of its marks: tokens,
   // rows, the policy's state, and the marks before. Both go on as one would that had read these tokens. The
   // other may have been interrupted later. Throws std::invalid_argument, and leaves an empty sequence, for a
-  // position without a mark and for a sequence of other layers, cache types or another policy.
+  // position without a mark and for a sequence of other layers, cache types or adapters, or another policy.
   void copy_from(const Sequence& other, size_t position);
 
   // The state is all that later calls depend on but the tokens and the cached rows. load_state forgets the

@@ -126,6 +126,8 @@ void Sequence::copy_from(const Sequence& other, size_t position) {
   EH2O_CHECK(found != other.marks_.end(), "nothing is noted of the state at position ", position);
   EH2O_CHECK(layers_.size() == other.layers_.size() && policy_->describe() == other.policy_->describe(),
              "the other sequence is of another model or policy");
+  EH2O_CHECK(shape_.adapter_scales == other.shape_.adapter_scales,
+             "the other sequence was read with other adapters");
   load_state({found->state.data(), found->state.size()});
   const auto copy_rows = [position](const KvRows& to, const KvRows& from) {
     const auto n_bytes = static_cast<size_t>(to.row(position) - to.row(0));

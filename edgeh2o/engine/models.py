@@ -86,6 +86,12 @@ class ModelFile(DescribedModel, Protocol):
         """
 
 
+def fingerprint_at(model: DescribedModel, adapter_scales: tuple[float, ...]) -> str:
+    """The fingerprint of a model in whose prompts its adapters count so much."""
+    at = getattr(model, "fingerprint_at", None)
+    return model.fingerprint if at is None or not adapter_scales else str(at(adapter_scales))
+
+
 def may_write_later(model: LoadedModel) -> bool:
     """Whether positions of the model's sessions take no memory before they are written."""
     return bool(getattr(model, "writes_rows_later", False)) and not memory.counts_when_allocated()

@@ -83,7 +83,8 @@ class RunPlan:
     ``precision`` that of the products of prefill attention, one of ``precisions``; ``device`` says
     where the model computes, and ``has_device_memory`` that this takes no memory of the host.
     ``gpu_rate`` is how fast a GPU is (``cuda.devices.product_rate``), 0 if that is not known.
-    ``rope`` is what the rotary embedding has other than the file says.
+    ``rope`` is what the rotary embedding has other than the file says, ``adapter_scales`` what the
+    adapters of the model count (LoRA).
     """
 
     config: ModelConfig
@@ -102,6 +103,7 @@ class RunPlan:
     gpu_rate: float = 0.0
     rope: RopeConfig = ROPE_OF_FILE
     most_context: int | None = None
+    adapter_scales: tuple[float, ...] = ()
 
     @classmethod
     def of(
@@ -139,6 +141,7 @@ class RunPlan:
             has_device_memory=has_device_memory,
             gpu_rate=gpu_rate,
             rope=runtime.rope,
+            adapter_scales=config.adapter_scales if isinstance(config, DecoderConfig) else (),
         )
 
     def report(self, n_tokens: int | None = None) -> dict[str, Any]:
@@ -276,6 +279,7 @@ class RunPlan:
             all_rows=all_rows,
             checked_rows=CHECKED_ROWS,
             error_limit=math.inf if percent is None else (percent / 100) ** 2,
+            adapter_scales=self.adapter_scales,
         )
 
     @property

@@ -11,6 +11,7 @@ from ..attention.dense import DenseConfig
 from ..attention.headwise_decode import saved_decode_from
 from ..model_config import DecoderConfig
 from ..option_fields import MAX_CONTEXT
+from .models import fingerprint_at
 from .precisions import AttentionPrecisions
 
 if TYPE_CHECKING:
@@ -26,13 +27,20 @@ def fingerprint_of(plan: RunPlan, model: DescribedModel) -> Mapping[str, Any]:
         # Such keys are cached in other sizes than on a GPU: cpp/model/key_balance.h.
         is_balanced = config.has_key_bias or config.qk_norm != "none"
     return {
-        "model": model.fingerprint,
+        "model": fingerprint_at(model, plan.adapter_scales),
         **({"rope": rope} if rope else {}),
+        **({"lora": list(plan.adapter_scales)} if _has_other_scales(plan) else {}),
         **({"keys": "balanced"} if is_balanced else {}),
         "attention": plan.attention.to_dict(),
         "chunk_size": plan.chunk_size,
         "cache_type": plan.cache_type,
     }
+
+
+def _has_other_scales(plan: RunPlan) -> bool:
+    """Whether adapters count otherwise than the model was opened with."""
+    config = plan.config
+    return isinstance(config, DecoderConfig) and plan.adapter_scales != config.adapter_scales
 
 
 def plan_as_saved(plan: RunPlan, saved: Mapping[str, Any]) -> RunPlan:
@@ -78,6 +86,7 @@ def plan_of_fingerprint(
     another model, or that was run otherwise.
     """
     values = saved.get("attention")
+    plan = _with_saved_adapters(plan, saved)
     own = _for_saved_length(plan, values) if isinstance(values, Mapping) else plan
     plans = [own, plan.reading_all(saves_time=True)]
     if isinstance(values, Mapping) and plan.settings.leaves_decode_open:
@@ -88,6 +97,16 @@ def plan_of_fingerprint(
         if json.loads(json.dumps(fingerprint_of(each, model))) == saved:
             return each
     return None
+
+
+def _with_saved_adapters(plan: RunPlan, saved: Mapping[str, Any]) -> RunPlan:
+    """The plan with the scales of adapters that a fingerprint names, if there are as many."""
+    scales = saved.get("lora")
+    if not isinstance(scales, list) or not all(type(scale) is float for scale in scales):
+        return plan
+    if len(scales) != len(plan.adapter_scales):
+        return plan
+    return replace(plan, adapter_scales=tuple(scales))
 
 
 def _for_saved_length(plan: RunPlan, values: Mapping[str, Any]) -> RunPlan:

@@ -43,7 +43,7 @@ DIGEST_BYTES = 32
 _PREFIX = struct.Struct("<8sII")
 _BLOCK_BYTES = 2**20
 _SIZES = ("token_bytes", "document_bytes", "core_bytes", "logit_bytes", "row_bytes")
-_OPTIONAL = {"rope", "keys"}  # of a fingerprint
+_OPTIONAL = {"rope", "keys", "lora"}  # of a fingerprint
 _OTHER_FILE = "name another file with --session"
 _CURE = f"delete it, or {_OTHER_FILE}"
 

@@ -42,11 +42,16 @@ def fingerprint_file(file: ModelTensors, tensors: Iterable[TensorInfo]) -> str:
     return digest.hexdigest()
 
 
-def with_adapters(fingerprint: str, adapters_digest: str) -> str:
-    """The fingerprint of a file whose weights adapters change; its own without any."""
-    if not adapters_digest:
+def with_adapters(fingerprint: str, adapters: Iterable[str], scales: Iterable[float]) -> str:
+    """The fingerprint of a file whose weights adapters of fingerprints ``adapters`` change.
+
+    Those of scale 0 do not; without any it is the file's own.
+    """
+    counting = [f"{each}*{scale!r}" for each, scale in zip(adapters, scales, strict=True) if scale]
+    if not counting:
         return fingerprint
-    return blake2b((fingerprint + adapters_digest).encode(), digest_size=DIGEST_BYTES).hexdigest()
+    digest = blake2b((fingerprint + "+".join(counting)).encode(), digest_size=DIGEST_BYTES)
+    return digest.hexdigest()
 
 
 def fingerprint_tensors(file: TensorEnds, tensors: Iterable[TensorInfo], *more: bytes) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -37,62 +38,54 @@ class Adapter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LowRankUpdate:
-    """What adapters add to the matrix that ``binding`` makes: B A of each, one after another.
+    """What an adapter adds to the matrix that ``binding`` makes, B A, by its number.
 
-    ``parts`` are of the whole matrix of the file, whose rows from ``first_row`` on ``binding`` has,
-    with the scale that each gets beside its factor. ``path`` is that of the first adapter.
+    ``part`` is of the whole matrix of the file, whose rows from ``first_row`` on ``binding`` has.
     """
 
     binding: TensorBinding
     first_row: int
-    parts: tuple[tuple[LowRankPart, float], ...]
+    adapter: int
+    part: LowRankPart
     path: os.PathLike[str]
-
-    @property
-    def rank(self) -> int:
-        return sum(part.rank for part, _ in self.parts)
 
     @property
     def n_bytes(self) -> int:
         """Bytes in memory, at the most."""
-        return 4 * self.rank * (self.binding.n_rows + self.binding.info.cols)
+        return 4 * self.part.rank * (self.binding.n_rows + self.binding.info.cols)
 
     def matrices(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """A, [rank, cols], and B, [n_rows, rank], which holds all factors.
+        """A, [rank, cols], and B, [n_rows, rank], which holds the part's factor.
 
-        Raises FormatError for those that are too large, and as its parts.
+        Raises FormatError for those that are too large, and as its part.
         """
         import numpy as np
 
-        downs, ups = [], []
-        for part, scale in self.parts:
-            downs.append(part.read_a())
-            up = part.read_b()[self.first_row :][: self.binding.n_rows]
-            if self.binding.row_order is not None:
-                up = up[np.frombuffer(self.binding.row_order, np.int32)]
-            factor = part.factor * scale
-            with np.errstate(over="ignore", invalid="ignore"):
-                up = up * np.float32(factor)
-            if not np.isfinite(up).all():
-                raise FormatError(
-                    f"{self.path}: {quote(self.binding.info.name)}: what is added has numbers that "
-                    f"are too large, times {factor:g}; use a smaller scale, or fetch it again"
-                )
-            ups.append(up)
-        return np.concatenate(downs), np.concatenate(ups, axis=1)
+        down, factor = self.part.read_a(), self.part.factor
+        up = self.part.read_b()[self.first_row :][: self.binding.n_rows]
+        if self.binding.row_order is not None:
+            up = up[np.frombuffer(self.binding.row_order, np.int32)]
+        with np.errstate(over="ignore", invalid="ignore"):
+            up = up * np.float32(factor)
+        if not np.isfinite(up).all():
+            raise FormatError(
+                f"{self.path}: {quote(self.binding.info.name)}: what is added has numbers that are "
+                f"too large, times {factor:g}; fetch it again"
+            )
+        return down, up
 
 
 def bind_updates(
-    bindings: Sequence[TensorBinding], adapters: Sequence[tuple[Adapter, float]]
+    bindings: Sequence[TensorBinding], adapters: Sequence[Adapter]
 ) -> list[LowRankUpdate]:
-    """What ``adapters`` add, with the scale that each gets, to the matrices of ``bindings``.
+    """What ``adapters`` add to the matrices of ``bindings``, one matrix after another.
 
     Raises FormatError, which names file and tensor, for a tensor whose adapters are not supported.
     """
     updates = []
     for binding in bindings:
         shape, name = binding.info.shape, binding.info.name
-        first = next((each.path for each, _ in adapters if name in each.changed), None)
+        first = next((each.path for each in adapters if name in each.changed), None)
         if first is None:
             continue
         if binding.is_transposed or len(shape) < 2:
@@ -100,12 +93,18 @@ def bind_updates(
                 f"{first}: {quote(name)} is a tensor whose adapters are not supported; {MERGE}"
             )
         matrix, first_row = divmod(binding.first_row, shape[1])
-        parts = tuple(
-            (part, scale) for each, scale in adapters if (part := each.part(name, matrix))
-        )
-        if parts:
-            updates.append(LowRankUpdate(binding, first_row, parts, first))
+        for number, each in enumerate(adapters):
+            if part := each.part(name, matrix):
+                updates.append(LowRankUpdate(binding, first_row, number, part, each.path))
     return updates
+
+
+def largest_rank(updates: Iterable[LowRankUpdate]) -> int:
+    """Of those of one matrix together, the most that any matrix has."""
+    ranks: Counter[str] = Counter()
+    for update in updates:
+        ranks[update.binding.name] += update.part.rank
+    return max(ranks.values(), default=0)
 
 
 def add_updates(model: _core.Model, updates: Sequence[LowRankUpdate]) -> None:
@@ -116,8 +115,9 @@ def add_updates(model: _core.Model, updates: Sequence[LowRankUpdate]) -> None:
     for update in updates:
         a, b = update.matrices()
         (a_type, a_bytes), (b_type, b_bytes) = _smallest(a), _smallest(b)
+        name, adapter, rank = update.binding.name, update.adapter, update.part.rank
         try:
-            model.add_update(update.binding.name, update.rank, a_bytes, a_type, b_bytes, b_type)
+            model.add_update(name, adapter, rank, a_bytes, a_type, b_bytes, b_type)
         except ValueError as error:
             raise FormatError(f"{update.path}: {error}; {MERGE}") from None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -168,7 +168,7 @@ def attention_args(config: OnnxConfig, shape: SessionShape) -> dict[str, Any]:
         "scale": config.attention_scale,
         "soft_cap": config.attention_soft_cap,
         "recurrent": [layer.n_recurrent for layer in config.layers],
-        **{name: value for name, value in asdict(shape).items() if name != "all_rows"},
+        **{name: value for name, value in shape.sizes().items() if name != "all_rows"},
     }
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..formats.lora_file import LoraFile
 from ..formats.safetensors import SUFFIX
-from ..models.lora import add_updates, bind_updates
+from ..models.lora import add_updates, bind_updates, largest_rank
 
 if TYPE_CHECKING:
     from .. import _core
@@ -30,14 +30,13 @@ class Adapters:
     ) -> None:
         with ExitStack() as opened:
             adapters = [
-                (opened.enter_context(closing(_open(Path(adapter.path), model))), adapter.scale)
-                for adapter in lora
+                opened.enter_context(closing(_open(Path(adapter.path), model))) for adapter in lora
             ]
             self._updates = bind_updates(bindings, adapters)
-            digests = [f"{adapter.fingerprint}*{scale!r}" for adapter, scale in adapters]
+            self.fingerprints = tuple(adapter.fingerprint for adapter in adapters)
             self._opened = opened.pop_all()
-        self.digest = "+".join(digests)
-        self.rank = max((update.rank for update in self._updates), default=0)
+        self.scales = tuple(float(adapter.scale) for adapter in lora)
+        self.rank = largest_rank(self._updates)
         self.n_bytes = sum(update.n_bytes for update in self._updates)
 
     def add_to(self, model: _core.Model) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import FormatError, UsageError
 
@@ -34,6 +34,9 @@ class SessionShape:
     dense output, is the layer's error. Where it is above ``error_limit`` (16 times that in the last
     third of the layers), the memory sets that err most are read again, densely, and so is the rest
     of the prompt by them; once half of all was, the layers to come are read densely at once.
+
+    ``adapter_scales`` are what the adapters of the model count in its prompts (LoRA); none: as the
+    model was opened with them.
     """
 
     max_context: int
@@ -45,6 +48,11 @@ class SessionShape:
     all_rows: bool = False
     checked_rows: int = 0
     error_limit: float = math.inf
+    adapter_scales: tuple[float, ...] = ()
+
+    def sizes(self) -> dict[str, Any]:
+        """All of it but the adapters, by name."""
+        return {name: value for name, value in asdict(self).items() if name != "adapter_scales"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
             has_output_bias=config.has_output_bias,
             token_input_rows=config.token_input_rows,
             update_rank=config.update_rank,
+            adapter_scales=config.adapter_scales,
             has_streams=config.has_streams,
             reads_hidden=config.reads_hidden,
             n_guessed=config.n_guessed,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -155,4 +155,4 @@ def on_host(parts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _sizes(shape: SessionShape) -> dict[str, Any]:
-    return {name: value for name, value in asdict(shape).items() if name not in _CPU_SIZES}
+    return {name: value for name, value in shape.sizes().items() if name not in _CPU_SIZES}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from .. import _core
@@ -34,7 +33,7 @@ class DraftingLayerFile:
     def estimate_session_bytes(self, shape: SessionShape) -> Mapping[str, int]:
         """Bytes by purpose that a session of ``shape`` would allocate; nothing is allocated."""
         config, policy = core_config(self.config), _core.dense_policy()
-        return _core.Sequence.estimate_bytes(config, policy, **asdict(shape))
+        return _core.Sequence.estimate_bytes(config, policy, **shape.sizes())
 
     def load(self, main: _core.Model) -> DraftingLayer:
         """Packs its own tensors; it shares embedding and output matrix with ``main``.
@@ -77,7 +76,7 @@ class DraftingLayer:
         Its calls take hidden rows beside the tokens. Raises ResourceError.
         """
         try:
-            return _core.Sequence(self._core_model, _core.dense_policy(), **asdict(shape))
+            return _core.Sequence(self._core_model, _core.dense_policy(), **shape.sizes())
         except MemoryError:
             raise ResourceError(
                 f"what drafts {shape.max_context} positions could not be allocated; use a smaller "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -181,7 +181,9 @@ class NativeModelFile(GgufModelFile):
             except BaseException:
                 self._gguf.close()
                 raise
-            self.config = replace(self.config, update_rank=self._adapters.rank)
+            self.config = replace(
+                self.config, update_rank=self._adapters.rank, adapter_scales=self._adapters.scales
+            )
             self.n_weight_bytes += self._adapters.n_bytes
 
     def __exit__(self, *exception: object) -> None:
@@ -190,14 +192,18 @@ class NativeModelFile(GgufModelFile):
         super().__exit__(*exception)
 
     @property
-    def adapters_digest(self) -> str:
-        """Tells adapters apart; empty where there are none."""
-        return "" if self._adapters is None else self._adapters.digest
+    def adapter_fingerprints(self) -> tuple[str, ...]:
+        """What tells adapters apart."""
+        return () if self._adapters is None else self._adapters.fingerprints
 
     @property
     def fingerprint(self) -> str:
         """As that of the loaded model."""
-        return with_adapters(super().fingerprint, self.adapters_digest)
+        return self.fingerprint_at(self.config.adapter_scales)
+
+    def fingerprint_at(self, adapter_scales: Sequence[float]) -> str:
+        """The same of prompts in which the adapters count so much."""
+        return with_adapters(super().fingerprint, self.adapter_fingerprints, adapter_scales)
 
     def estimate_session_bytes(
         self, attention: SparseAttentionConfig, shape: SessionShape
@@ -298,13 +304,17 @@ class NativeModel(GgufModel):
         self, core_model: _core.Model, file: NativeModelFile, tokenizer: Tokenizer
     ) -> None:
         super().__init__(file, tokenizer)
-        self._core_model, self._adapters_digest = core_model, file.adapters_digest
+        self._core_model, self._adapter_fingerprints = core_model, file.adapter_fingerprints
         self._workspaces: WeakValueDictionary[int, _core.Workspace] = WeakValueDictionary()
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        """As that of ``GgufModel``, of the adapters too."""
-        return with_adapters(super().fingerprint, self._adapters_digest)
+        """As that of ``GgufModel``, of the adapters too, as they count where nobody says so."""
+        return self.fingerprint_at(self.config.adapter_scales)
+
+    def fingerprint_at(self, adapter_scales: Sequence[float]) -> str:
+        """The same of prompts in which the adapters count so much."""
+        return with_adapters(super().fingerprint, self._adapter_fingerprints, adapter_scales)
 
     @property
     def shows_attention(self) -> bool:
@@ -345,8 +355,13 @@ class NativeModel(GgufModel):
         try:
             # Rows that are looked at after a call must outlast the calls of others.
             workspace = None if shape.all_rows else self._find_workspace(shape.threads)
-            sizes = asdict(shape)
-            return _core.Sequence(self._core_model, policy, workspace=workspace, **sizes)
+            return _core.Sequence(
+                self._core_model,
+                policy,
+                workspace=workspace,
+                adapter_scales=shape.adapter_scales or None,
+                **shape.sizes(),
+            )
         except MemoryError:
             raise ResourceError(
                 f"the session for {shape.max_context} positions could not be allocated; "
@@ -383,7 +398,7 @@ def estimate_session_bytes(
     policy = attention.make_policy(config)
     decoder_config = core_config(config)
     try:
-        return _core.Sequence.estimate_bytes(decoder_config, policy, **asdict(shape))
+        return _core.Sequence.estimate_bytes(decoder_config, policy, **shape.sizes())
     except ValueError as error:
         raise UsageError(f"the model cannot be run with these options: {error}") from None
 

@@ -12,6 +12,20 @@ RANK, ALPHA = 5, 12.0
 Pairs = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
+def matrices_of(model: Path) -> list[str]:
+    """Names of the matrices that adapters are usually made for."""
+    recurrent = ("ssm_in", "ssm_out", "ssm_x", "ssm_dt.", "shortconv.in", "shortconv.out")
+    kinds = ("attn_", "ffn_", *recurrent)
+    return [
+        tensor.name
+        for tensor in gguf.GGUFReader(model).tensors
+        if len(tensor.shape) > 1
+        and tensor.name.startswith("blk.")
+        and tensor.name.split(".", 2)[2].startswith(kinds)
+        and not tensor.name.endswith(("_b.weight", ".bias"))
+    ]
+
+
 def random_pairs(model: Path, names: Mapping[str, int] | list[str], seed: int = 0) -> Pairs:
     """A and B, float32, for the matrices ``names`` of a model; by name with another rank."""
     ranks = names if isinstance(names, Mapping) else dict.fromkeys(names, RANK)

@@ -13,7 +13,15 @@ from edgeh2o.errors import EdgeH2OError, FormatError, UsageError
 from edgeh2o.lora_config import LoraAdapter, make_adapters, read_adapters
 from edgeh2o.runners.native import NativeModelFile
 from tests.model.golden_cases import options_of
-from tests.models.lora_files import ALPHA, RANK, Pairs, merge, random_pairs, write_adapter
+from tests.models.lora_files import (
+    ALPHA,
+    RANK,
+    Pairs,
+    matrices_of,
+    merge,
+    random_pairs,
+    write_adapter,
+)
 from tests.tiny_models import TinyModelFactory
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
@@ -23,20 +31,6 @@ CASES = [
     *("llama", "qwen2moe", "phi3", "gptneox", "qwen35", "lfm2", "granitehybrid", "minicpm3"),
     *("gemma3n", "gpt-oss", "deepseek2_dense", "jamba", "bitnet_scales"),
 ]
-
-
-def matrices_of(model: Path) -> list[str]:
-    """Names of the matrices that adapters are usually made for."""
-    recurrent = ("ssm_in", "ssm_out", "ssm_x", "ssm_dt.", "shortconv.in", "shortconv.out")
-    kinds = ("attn_", "ffn_", *recurrent)
-    return [
-        tensor.name
-        for tensor in gguf.GGUFReader(model).tensors
-        if len(tensor.shape) > 1
-        and tensor.name.startswith("blk.")
-        and tensor.name.split(".", 2)[2].startswith(kinds)
-        and not tensor.name.endswith(("_b.weight", ".bias"))
-    ]
 
 
 def logits_of(model: Path, lora: tuple[LoraAdapter, ...] = (), **sizes: int) -> np.ndarray:

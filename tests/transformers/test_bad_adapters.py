@@ -170,7 +170,7 @@ TENSORS: dict[str, tuple[dict[str, np.ndarray], str]] = {
     ),
     "overflow": (
         {**GOOD, f"{PREFIXED}.lora_B.weight": np.full((DIM, 5), 3e38, np.float32)},
-        r"'blk.0.attn_q.weight': what is added has numbers that are too large, times 2\.4; use a",
+        r"'blk.0.attn_q.weight': what is added has numbers that are too large, times 2\.4; fetch",
     ),
     "type": (
         {**GOOD, f"{PREFIXED}.lora_A.weight": np.zeros((5, DIM), np.uint8)},

@@ -13,11 +13,10 @@ namespace {
 
 // out [n][model_dim] = ffn(rows); may be the rows themselves.
 void run_expert(const LayerCall& call, const FeedForward& ffn, MatView<const float> rows, float* out) {
-  const Activations& a = call.buffers();
   const PackedOut packed = packed_for(call, {&ffn.gate, &ffn.up});
   const MatmulInput product = gate_up(call, ffn, pack_rows(call.table(), rows, packed));
   const MatmulOutput down = output_of(ffn.down, out, rows.cols);
-  matmul(call.table(), product, {&down, 1}, a.scratch);
+  matmul(call.table(), product, {&down, 1}, call.products());
 }
 
 // Where the router's logits for rows x of the residual stream are: those of all rows, where the layer routes
@@ -33,7 +32,17 @@ void multiply_router(const LayerCall& call, MatView<const float> rows, MatView<f
   const Linear& router = call.layer_weights().ffn_router;
   const MatmulInput input = pack_rows(call.table(), rows, packed_for(call, {&router}));
   const MatmulOutput output = output_of(router, logits.data, logits.stride);
-  matmul(call.table(), input, {&output, 1}, call.buffers().scratch);
+  matmul(call.table(), input, {&output, 1}, call.products());
+}
+
+// The call for `count` of its rows, which were gathered.
+LayerCall call_of(const LayerCall& call, const int32_t* rows, size_t count) {
+  LayerCall gathered = call;
+  if (!call.adapters.rows) return gathered;
+  const float** const scales = call.buffers().expert_adapters;
+  for (size_t i = 0; i < count; ++i) scales[i] = call.adapters.rows[rows[i]];
+  gathered.adapters.rows = scales;
+  return gathered;
 }
 
 }  // namespace
@@ -96,7 +105,8 @@ void add_experts(const LayerCall& call, MatView<float> x) {
     if (count == 0) continue;
     const MatView<float> part{a.expert_rows, count, dim, dim};
     gather_rows(rows, a.routes.rows + first, part);
-    run_expert(call, w.ffn[e], {part.data, count, dim, dim}, part.data);
+    run_expert(call_of(call, a.routes.rows + first, count), w.ffn[e], {part.data, count, dim, dim},
+               part.data);
     float* const weights = a.routes.weights + first;
     if (!w.ffn_expert_scale.empty()) {
       for (size_t i = 0; i < count; ++i) weights[i] *= w.ffn_expert_scale[e];

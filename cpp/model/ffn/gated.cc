@@ -45,7 +45,7 @@ MatmulInput gate_up(const LayerCall& call, const FeedForward& ffn, const MatmulI
   const size_t first = has_gate ? 0 : 1;
   const GateKernel activation = gate_kernel(table, call.spec().activation);
   const MatmulOutput outputs[] = {output_of(ffn.gate, a.gate, ffn_dim), output_of(ffn.up, a.up, ffn_dim)};
-  matmul(table, input, {outputs + first, 2 - first}, a.scratch);
+  matmul(table, input, {outputs + first, 2 - first}, call.products());
   scale_output(call, ffn.gate, {a.gate, n, ffn_dim, ffn_dim});
   scale_output(call, ffn.up, {a.up, n, ffn_dim, ffn_dim});
   if (call.spec().cuts_gate()) cut_off_rows(table, {a.gate, n, ffn_dim, ffn_dim}, call.spec().gate_cutoff);

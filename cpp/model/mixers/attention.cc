@@ -60,7 +60,7 @@ void project_qkv(const LayerCall& call, MatView<float> x, size_t first_row, cons
   if (spec.has_gate_matrix()) {
     outputs[n_outputs++] = output_of(w.attn_gate, qkv.q.data - spec.gate_dim(), stride);
   }
-  matmul(table, input, {outputs, n_outputs}, call.buffers().scratch);
+  matmul(table, input, {outputs, n_outputs}, call.products());
   scale_output(call, w.attn_q, qkv.q);
   scale_output(call, w.attn_k, qkv.k);
   scale_output(call, w.attn_v, qkv.v);

@@ -26,7 +26,7 @@ struct DeltaNet {
     const MatmulOutput outputs[] = {output(w.delta_qkv, parts.rows), output(w.delta_z, parts.z),
                                     output(has_one_matrix ? w.delta_gates : w.delta_rate, parts.rates),
                                     output(w.delta_decay, parts.decays)};
-    matmul(call.table(), input, {outputs, has_one_matrix ? size_t{3} : size_t{4}}, call.buffers().scratch);
+    matmul(call.table(), input, {outputs, has_one_matrix ? size_t{3} : size_t{4}}, call.products());
   }
 
   // Queries and keys x / sqrt(|x|^2 + eps), as an RMS norm; queries also by the root of the head size.

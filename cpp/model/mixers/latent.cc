@@ -38,13 +38,13 @@ void project_latent(const LayerCall& call, MatView<float> x, size_t first_row, M
                                   output_of(w.attn_kv_a, row.data, row.stride),
                                   output_of(w.index_k, index.k.data, index.k.stride),
                                   output_of(w.index_weights, index.weights.data, index.weights.stride)};
-  matmul(table, input, {outputs, has_index ? size_t{4} : size_t{2}}, a.scratch);
+  matmul(table, input, {outputs, has_index ? size_t{4} : size_t{2}}, call.products());
   if (has_vectors) {
     const MatmulInput normed = rms_norm_rows(table, as_const(vectors), w.attn_q_a_norm.data(), eps,
                                              {vectors, packed_for(call, {&w.attn_q, &w.index_q})}, a.scratch);
     const MatmulOutput of_vectors[] = {output_of(w.attn_q, heads.data, heads.stride),
                                        output_of(w.index_q, index.q.data, index.q.stride)};
-    matmul(table, normed, {of_vectors, has_index ? size_t{2} : size_t{1}}, a.scratch);
+    matmul(table, normed, {of_vectors, has_index ? size_t{2} : size_t{1}}, call.products());
   }
   if (has_index) finish_index_rows(call, first_row, index);
   rms_norm_groups(table, {row.data, n, latent.rank, row.stride},
@@ -58,7 +58,7 @@ void project_latent(const LayerCall& call, MatView<float> x, size_t first_row, M
             n_pairs);
 
   matmul_heads(table, as_const(heads), a.packed, head_dim, matrices(w.attn_k_b), q.data, q.stride,
-               latent.row_dim(), a.scratch);
+               latent.row_dim(), call.products());
   parallel_for(n, [&](size_t i, size_t) {
     for (size_t head = 0; head < n_heads; ++head) {
       std::memcpy(q.row(i) + head * latent.row_dim() + latent.rank,
@@ -73,7 +73,7 @@ MatView<const float> latent_values(const LayerCall& call, MatView<const float> a
   Activations& a = call.buffers();
   const size_t out_dim = call.spec().heads.n_heads * latent.value_dim;
   matmul_heads(call.table(), attended, a.packed, latent.row_dim(), matrices(w.attn_v_b), a.inner, out_dim,
-               latent.value_dim, a.scratch);
+               latent.value_dim, call.products());
   return {a.inner, attended.rows, out_dim, out_dim};
 }
 

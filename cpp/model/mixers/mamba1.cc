@@ -44,8 +44,7 @@ struct Mamba1 {
   static void project(const LayerCall& call, MatView<float> x, const Parts& parts) {
     const LayerWeights& w = call.layer_weights();
     const MatmulOutput projected = output_of(w.ssm_in, parts.u.data, parts.u.stride);
-    matmul(call.table(), begin_branch(call, x, w.attn_norm, {&w.ssm_in}), {&projected, 1},
-           call.buffers().scratch);
+    matmul(call.table(), begin_branch(call, x, w.attn_norm, {&w.ssm_in}), {&projected, 1}, call.products());
   }
 
   static void convolve(const LayerCall& call, size_t begin, const Parts& parts) {
@@ -61,10 +60,10 @@ struct Mamba1 {
   static void select(const LayerCall& call, const Parts& parts) {
     const LayerWeights& w = call.layer_weights();
     const KernelTable& table = call.table();
-    uint8_t* scratch = call.buffers().scratch;
     const auto multiply = [&](const Linear& linear, const MatView<float>& rows, const MatView<float>& out) {
       const MatmulOutput output = output_of(linear, out.data, out.stride);
-      matmul(table, pack_rows(table, as_const(rows), packed_for(call, {&linear})), {&output, 1}, scratch);
+      matmul(table, pack_rows(table, as_const(rows), packed_for(call, {&linear})), {&output, 1},
+             call.products());
     };
     const auto norm = [&](MatView<float> rows, size_t first, const std::vector<float>& weight) {
       rows.data += first;

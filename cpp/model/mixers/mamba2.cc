@@ -16,8 +16,7 @@ struct Mamba2 {
   static void project(const LayerCall& call, MatView<float> x, const Parts& parts) {
     const LayerWeights& w = call.layer_weights();
     const MatmulOutput projected = output_of(w.ssm_in, parts.z.data, parts.z.stride);
-    matmul(call.table(), begin_branch(call, x, w.attn_norm, {&w.ssm_in}), {&projected, 1},
-           call.buffers().scratch);
+    matmul(call.table(), begin_branch(call, x, w.attn_norm, {&w.ssm_in}), {&projected, 1}, call.products());
   }
 
   static void recur(const LayerCall& call, size_t begin, const Parts& parts, MatView<float> out) {

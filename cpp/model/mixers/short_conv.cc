@@ -29,8 +29,7 @@ struct ShortConv {
   static void project(const LayerCall& call, MatView<float> x, const Parts& parts) {
     const LayerWeights& w = call.layer_weights();
     const MatmulOutput input = output_of(w.conv_in, parts.bcy.data, parts.bcy.stride);
-    matmul(call.table(), begin_branch(call, x, w.attn_norm, {&w.conv_in}), {&input, 1},
-           call.buffers().scratch);
+    matmul(call.table(), begin_branch(call, x, w.attn_norm, {&w.conv_in}), {&input, 1}, call.products());
   }
 
   static void recur(const LayerCall& call, size_t begin, const Parts& parts, MatView<float> out) {
