@@ -12,6 +12,8 @@ from typing import TypeGuard
 from .errors import UsageError
 from .option_fields import check_real
 
+MOST_SCALE = 1000.0
+
 
 @dataclass(frozen=True, slots=True)
 class LoraAdapter:
@@ -30,7 +32,8 @@ class LoraAdapter:
             )
         object.__setattr__(self, "path", path)
         cure = "use 1 for what the adapter was trained with"
-        check_real(self, "scale", "from -1000 to 1000", lambda scale: -1e3 <= scale <= 1e3, cure)
+        values = f"from {-MOST_SCALE:g} to {MOST_SCALE:g}"
+        check_real(self, "scale", values, lambda scale: abs(scale) <= MOST_SCALE, cure)
 
 
 def read_adapters(text: str) -> tuple[LoraAdapter, ...]:

@@ -196,7 +196,7 @@ _FLAGS = {
         ("--lora", _Flag("this command takes no adapters; leave it out", "value")),
         (
             "--lora-init-without-apply",
-            _Flag("adapters of --lora are always applied", idle=None),
+            _Flag("it is for serve; --lora FILE:0 loads an adapter that counts nothing"),
         ),
         (
             "--control-vector --control-vector-scaled",

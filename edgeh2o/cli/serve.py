@@ -7,6 +7,7 @@ import logging
 import os
 import re
 from contextlib import ExitStack
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -91,6 +92,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="name of the model for clients (default: the file's)",
     )
     group.add_argument(
+        "--lora-init-without-apply",
+        action="store_true",
+        help="adapters of --lora count nothing until POST /lora-adapters or a request says so",
+    )
+    group.add_argument(
         "--parallel",
         type=int,
         default=4,
@@ -152,6 +158,9 @@ def execute(args: argparse.Namespace) -> int:
         raise UsageError(f"--port must be from 0 to 65535, got {args.port}")
     sampling = read_sampling(args)
     options = read_model_options(args)
+    if args.lora_init_without_apply:
+        idle = tuple(replace(adapter, scale=0.0) for adapter in options.runtime.lora)
+        options = replace(options, runtime=replace(options.runtime, lora=idle))
     check_together(sampling, options)
     key = _read_key(args)
     if args.host not in LOOPBACK and key is None:

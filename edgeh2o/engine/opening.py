@@ -216,7 +216,14 @@ def load_session(
             from .session import Session
 
             prompts = PromptReader(file, plan, template, variables)
-            session = Session(prompts, plan, path=path, seed=seed, on_progress=on_progress)
+            session = Session(
+                prompts,
+                plan,
+                path=path,
+                seed=seed,
+                on_progress=on_progress,
+                adapters=runtime.lora,
+            )
             if check is not None:
                 check(session)
             opened.append(session)

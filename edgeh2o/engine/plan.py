@@ -245,6 +245,10 @@ class RunPlan:
         is_unknown = attention.reads_all and attention.profiled_prompts == 0
         return may_round and is_unknown and PROFILE_TOKENS % self.chunk_size == 0
 
+    def with_adapters(self, scales: tuple[float, ...]) -> RunPlan:
+        """The same with adapters that count so much."""
+        return self if scales == self.adapter_scales else replace(self, adapter_scales=scales)
+
     def staying_exact(self) -> RunPlan:
         """The same with products in 8 bits for no prompt."""
         exact = replace(self.precisions, rounded=self.precisions.exact)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..attention.budget_table import BudgetTable
+    from ..lora_config import LoraAdapter
     from .draft_sources import DraftProvider
     from .grammar import GrammarState
     from .logits import LogitsProcessor
@@ -53,7 +54,10 @@ class Session:
         path: Path,
         seed: int | None,
         on_progress: OnProgress | None,
+        adapters: Sequence[LoraAdapter] = (),
     ) -> None:
+        """``adapters`` are those that the plan has scales of."""
+        self.adapters = adapters
         self._prompts: PromptReader | None = prompts
         self.cache = PromptCache(plan)
         self.path = path

@@ -24,6 +24,7 @@ from .requests import GenerationRequest
 from .scheduler import CancelledError, Scheduler
 from .segment import Segment
 from .segments import THINKING_BEGINS, THINKING_ENDS, AnswerParser
+from .served_adapters import ServedAdapters
 from .shared_runner import SharedRunner
 from .start_profile import profile_at_start
 from .tools import describe_tools, grammar_of_call, write_calls_as_text
@@ -137,6 +138,7 @@ class AnswerEngine:
             disk = PrefixDisk(
                 *prefix_disk, partial(plan_of_fingerprint, opened.plan, model=opened.model)
             )
+        self.adapters = ServedAdapters(opened.adapters)
         self.scheduler = Scheduler()
         self.pool = ConversationPool(opened, self.scheduler, ram_bytes=prefix_ram_bytes, disk=disk)
         self.tokenizer = opened.model.tokenizer
@@ -174,7 +176,7 @@ class AnswerEngine:
         ``emit`` of progress is called in the scheduler's thread. Raises ApiError and the engine's
         errors, CancelledError once ``ticket`` is cancelled.
         """
-        form = self._grammar_of(request)
+        form, scales = self._grammar_of(request), self.adapters.scales_of(request)
         grammar = None if form is None else self.grammars.compile(form)
         processor, top = self._processors(request)
         prompt = self.open_prompt(request)
@@ -194,9 +196,13 @@ class AnswerEngine:
             sampling = replace(sampling, ignore_eos=False)
         ticket.most_tokens = sampling.max_tokens
         if request.echoes:
-            self._echo(request, prompt, n_question, emit, ticket)
+            self._echo(request, scales, prompt, n_question, emit, ticket)
         borrowed = self.pool.borrow(
-            prompt, sampling.max_tokens, n_question=n_question, require=ticket.require
+            prompt,
+            sampling.max_tokens,
+            adapter_scales=scales,
+            n_question=n_question,
+            require=ticket.require,
         )
         with borrowed as conversation:
             shape = conversation.shape_of(prompt, n_question)
@@ -262,6 +268,7 @@ class AnswerEngine:
     def _echo(
         self,
         request: GenerationRequest,
+        scales: tuple[float, ...],
         prompt: Prompt,
         n_question: int,
         emit: Callable[[Event], None],
@@ -281,6 +288,7 @@ class AnswerEngine:
             self.pool,
             ids,
             request.top_logprobs,
+            adapter_scales=scales,
             max_tokens=request.sampling.max_tokens,
             n_question=n_question,
             require=ticket.require,

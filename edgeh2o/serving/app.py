@@ -69,6 +69,7 @@ def make_app(engine: AnswerEngine, settings: ServerSettings) -> Starlette:
 class _Server:
     def __init__(self, engine: AnswerEngine, settings: ServerSettings) -> None:
         self._engine, self._settings = engine, settings
+        engine.adapters.give_name(settings.model_name)
         self._metrics = Metrics(engine)
         self._admission = Admission(
             engine, self._metrics, parallel=settings.parallel, max_queue=settings.max_queue
@@ -160,7 +161,7 @@ class _Server:
     async def _chat(self, request: Request) -> Response:
         # Nothing else of the body is kept while the request waits.
         wanted = read_chat_request(await read_body(request), self._settings.sampling)
-        form = ChatFormat(self._settings.model_name, include_usage=wanted.include_usage)
+        form = ChatFormat(self._name_for(wanted), include_usage=wanted.include_usage)
         return await self._respond(request, wanted, form)
 
     async def _complete(self, request: Request) -> Response:
@@ -168,7 +169,7 @@ class _Server:
         if len(wanted) > 1:
             return await self._respond_to_all(request, wanted)
         (only,) = wanted
-        form = TextFormat(self._settings.model_name, include_usage=only.include_usage)
+        form = TextFormat(self._name_for(only), include_usage=only.include_usage)
         return await self._respond(request, only, form)
 
     async def _complete_bare(self, request: Request) -> Response:
@@ -179,8 +180,13 @@ class _Server:
         return await self._respond(request, wanted, form)
 
     def _bare_form(self, fields: Fields, wanted: GenerationRequest) -> CompletionFormat:
-        name, returns_tokens = self._settings.model_name, fields.flag("return_tokens")
+        name, returns_tokens = self._name_for(wanted), fields.flag("return_tokens")
         return CompletionFormat(name, wanted, returns_tokens=returns_tokens)
+
+    def _name_for(self, wanted: GenerationRequest) -> str:
+        """The name of what answers: the model, or an adapter that is asked for by its own."""
+        is_adapter = self._engine.adapters.is_named_by(wanted)
+        return wanted.model if is_adapter else self._settings.model_name
 
     async def _infill(self, request: Request) -> Response:
         fields = await read_body(request)
@@ -194,12 +200,12 @@ class _Server:
 
     async def _message(self, request: Request) -> Response:
         wanted = read_messages_request(await read_body(request), self._settings.sampling)
-        return await self._respond(request, wanted, MessagesFormat(self._settings.model_name))
+        return await self._respond(request, wanted, MessagesFormat(self._name_for(wanted)))
 
     async def _respond_to_items(self, request: Request) -> Response:
         fields = await read_body(request)
         wanted = read_responses_request(fields, self._settings.sampling)
-        form = ResponsesFormat(self._settings.model_name, wanted, fields)
+        form = ResponsesFormat(self._name_for(wanted), wanted, fields)
         del fields
         return await self._respond(request, wanted, form)
 
@@ -249,7 +255,7 @@ class _Server:
         places = asyncio.Semaphore(self._settings.parallel)
 
         async def answer(each: GenerationRequest) -> Chunk:
-            form = TextFormat(self._settings.model_name)
+            form = TextFormat(self._name_for(each))
             async with places, aclosing(self._events(request, each, form)) as events:
                 return form.whole(*await collect(events))
 

@@ -271,11 +271,13 @@ def answer_item(
     """
     ticket = ticket or Ticket()
     is_chat = item.url == CHAT
-    form: AnswerFormat = ChatFormat(model_name) if is_chat else TextFormat(model_name)
     events: list[Event] = []
     try:
         read = read_chat_request if is_chat else read_text_request
-        engine.answer(read(parse_body(item.body), sampling), events.append, ticket)
+        request = read(parse_body(item.body), sampling)
+        name = request.model if engine.adapters.is_named_by(request) else model_name
+        form: AnswerFormat = ChatFormat(name) if is_chat else TextFormat(name)
+        engine.answer(request, events.append, ticket)
     except EdgeH2OError as error:
         ticket.require()  # an interrupt is no result
         told = as_api_error(error)

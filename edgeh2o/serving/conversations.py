@@ -84,20 +84,23 @@ class ConversationPool:
         prompt: Prompt,
         max_tokens: int,
         *,
+        adapter_scales: tuple[float, ...] | None = None,
         n_question: int = 0,
         require: Callable[[], None] = lambda: None,
     ) -> Iterator[Conversation]:
         """The conversation that ``prompt`` is best read in; its ``stream`` takes ``keep_cache``.
 
-        ``n_question`` of its tokens may be asked anew. ``require`` raises once the request is not
+        Adapters count by ``adapter_scales``, None: as the model was opened. ``n_question`` of its
+        tokens may be asked anew. ``require`` raises once the request is not
         wanted any more. Raises ApiError for a prompt that is too long, ResourceError for one that
         does not fit in memory.
         """
+        plan = self.plan if adapter_scales is None else self.plan.with_adapters(adapter_scales)
         chosen = None
         while chosen is None:
             taken: Conversation | None = None
             with suppress(MakingRoomError), self.room.lock:
-                taken, saved = self._choose(prompt, max_tokens, n_question)
+                taken, saved = self._choose(prompt, max_tokens, n_question, plan)
             if taken is None:  # the frames of the error, which is gone, held conversations
                 self.room.wait()
                 require()
@@ -166,9 +169,12 @@ class ConversationPool:
         self.room.close()
 
     def _choose(
-        self, prompt: Prompt, max_tokens: int, n_question: int
+        self, prompt: Prompt, max_tokens: int, n_question: int, plan: RunPlan
     ) -> tuple[Conversation, SavedPrefix | None]:
-        """A conversation that is the caller's now, and the file to load into it first."""
+        """A conversation that is the caller's now, and the file to load into it first.
+
+        What was read by other adapters than those of ``plan`` is of no use.
+        """
         ids = prompt.encode()
         n_tokens = len(ids)
         if n_tokens > self.context_limit:
@@ -176,6 +182,8 @@ class ConversationPool:
         context = choose_context(self.plan, n_tokens, max_tokens)
         best, n_best, departs = None, 0, None
         for each in self.room.kept:
+            if each.session.plan.adapter_scales != plan.adapter_scales:
+                continue
             n_usable, n_common = self._count_usable(each, prompt, n_question)
             if n_usable > n_best and each.session.cache.may_go_on(n_usable, n_tokens, context):
                 best, n_best, departs = each, n_usable, n_common
@@ -188,16 +196,17 @@ class ConversationPool:
                 grid,
                 at_least=n_best + LEAST_SAVING,
                 may_go_on=lambda file, n: (
-                    rotate_alike(self.plan.config, file.context, context)
+                    file.plan.adapter_scales == plan.adapter_scales
+                    and rotate_alike(self.plan.config, file.context, context)
                     and self.plan.may_go_on_by(file.plan, n, n_tokens, context)
                 ),
             )
             if saved is not None:
-                return self._new(max(n_tokens, len(saved.token_ids)), max_tokens), saved
+                return self._new(max(n_tokens, len(saved.token_ids)), max_tokens, plan), saved
         if best is not None and departs is not None:
             self._log_departure(best, prompt, n_best, departs)
         if best is None or n_best < LEAST_PREFIX:
-            return self._begin(n_tokens, max_tokens), None
+            return self._begin(n_tokens, max_tokens, plan), None
         runner = best.runner
         assert runner is not None
         if not best.is_busy:
@@ -207,13 +216,13 @@ class ConversationPool:
                 self.room.make(expected - best.n_bytes, spared=best)
                 best.expect(n_tokens, expected)
                 return best, None
-        kept = self._new(n_tokens, max_tokens, spared=best)
+        kept = self._new(n_tokens, max_tokens, plan, spared=best)
         try:
             kept.session.begin_as(best.session, n_best, context, n_tokens)
         except (ResourceError, ValueError):
             self.room.kept.remove(kept)
             if best.is_busy:
-                return self._begin(n_tokens, max_tokens), None
+                return self._begin(n_tokens, max_tokens, plan), None
             best.expect(n_tokens, kept.expected_bytes)
             return best, None
         return kept, None
@@ -256,14 +265,14 @@ class ConversationPool:
     def _can_copy(runner: SharedRunner, n_tokens: int) -> bool:
         return runner.can_be_copied and n_tokens in runner.places.marks
 
-    def _begin(self, n_tokens: int, max_tokens: int) -> Conversation:
+    def _begin(self, n_tokens: int, max_tokens: int, settled: RunPlan) -> Conversation:
         """A new conversation with nothing in its cache; others go until there is room for it.
 
         None go for what would not fit without all of them.
         """
         plan, context = self.plan_of(n_tokens, max_tokens)
         self.room.check(plan, min(context, choose_context(self.plan, n_tokens, -1)))
-        kept = self._new(n_tokens, max_tokens)
+        kept = self._new(n_tokens, max_tokens, settled)
         while True:
             try:
                 kept.session.prepare(n_tokens, max_tokens, stays_open=True)
@@ -277,14 +286,12 @@ class ConversationPool:
         return kept
 
     def _new(
-        self, n_tokens: int, max_tokens: int, spared: Conversation | None = None
+        self, n_tokens: int, max_tokens: int, plan: RunPlan, spared: Conversation | None = None
     ) -> Conversation:
         """A conversation without a runner; the ones used least lately go for its room."""
         expected = self.room.make_for_new(n_tokens, max_tokens, spared)
         draft = None if self.draft is None else self.draft.for_conversation()
-        kept = Conversation(
-            self.model, self.plan, self._opened, draft, open_context=self._open_context
-        )
+        kept = Conversation(self.model, plan, self._opened, draft, open_context=self._open_context)
         kept.expect(n_tokens, expected)
         self.room.kept.append(kept)
         return kept

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,10 @@ from .._version import __version__
 from ..engine.payoff_lengths import describe_lengths
 from .admission import Admission
 from .api_error import ApiError
-from .http_body import read_body
+from .http_body import read_array, read_body
 from .llama_server import describe_place, describe_server
 from .metrics import CONTENT_TYPE, Metrics
+from .requests import read_scales
 from .server_settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Descriptions:
             Route("/metrics", guard(self._show_metrics), methods=get),
             Route("/props", guard(self._props), methods=get),
             Route("/slots", guard(self._slots), methods=get),
+            Route("/lora-adapters", guard(self._adapters), methods=get),
+            Route("/lora-adapters", guard(self._set_adapters), methods=post),
         ]
         for prefix in ("", "/v1"):
             routes += [
@@ -102,27 +105,42 @@ class Descriptions:
         limit = pool.context_limit
         return JSONResponse([describe_place(p, limit, has_draft=has_draft) for p in places])
 
-    def _describe_model(self) -> dict[str, Any]:
-        pool = self._engine.pool
+    async def _adapters(self, _: Request) -> Response:
+        return JSONResponse(self._engine.adapters.describe())
+
+    async def _set_adapters(self, request: Request) -> Response:
+        scales = read_scales(await read_array(request, "body"), "body")
+        self._engine.adapters.set_scales(scales)
+        return JSONResponse({"success": True})
+
+    def _describe_model(self, name: str) -> dict[str, Any]:
+        """The model, or an adapter, which clients may ask for as for a model."""
+        pool, own = self._engine.pool, self._settings.model_name
         return {
-            "id": self._settings.model_name,
+            "id": name,
             "object": "model",
             "created": self._started_at,
             "owned_by": "edgeh2o",
             "context_length": pool.context_limit,
             "max_model_len": pool.context_limit,
+            **({} if name == own else {"parent": own}),
         }
 
     async def _models(self, _: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._describe_model()]})
+        models = [self._describe_model(name) for name in self._names]
+        return JSONResponse({"object": "list", "data": models})
+
+    @property
+    def _names(self) -> Sequence[str]:
+        return [self._settings.model_name, *self._engine.adapters.names]
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        if name != self._settings.model_name:
+        if name not in self._names:
             raise ApiError(
                 f"The model '{name[:200]}' does not exist", status=404, code="model_not_found"
             )
-        return JSONResponse(self._describe_model())
+        return JSONResponse(self._describe_model(name))
 
     async def _tokenize(self, request: Request) -> Response:
         fields = await read_body(request)

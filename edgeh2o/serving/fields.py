@@ -22,23 +22,36 @@ def parse_body(data: bytes) -> Fields:
     Raises ApiError for anything else, for one that is too deep or has too many values, and for
     half a character (a lone surrogate), which no answer could repeat.
     """
+    value = _parse(data)
+    if not isinstance(value, dict):
+        raise ApiError(f"the body must be a JSON object, got {_kind(value)}")
+    return Fields(value)
+
+
+def parse_array(data: bytes, name: str) -> Fields:
+    """The JSON array of a body, as the field ``name``. Raises as ``parse_body``."""
+    value = _parse(data)
+    if not isinstance(value, list):
+        raise ApiError(f"the body must be a JSON array, got {_kind(value)}")
+    return Fields({name: value})
+
+
+def _parse(data: bytes) -> object:
     if _count_values(data) > MAX_VALUES:
         raise ApiError(f"the body has more than {MAX_VALUES} values", status=413)
     try:
         # Some clients put a mark of the byte order before the text.
-        value = json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)
+        value: object = json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         raise ApiError(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
     except RecursionError:
         raise ApiError(f"the body is nested more than {MAX_DEPTH} deep") from None
     except ValueError as error:
         raise ApiError(f"the body is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ApiError(f"the body must be a JSON object, got {_kind(value)}")
     _check_depth(value)
     if _SURROGATE.search(data):
         _check_characters(value)
-    return Fields(value)
+    return value
 
 
 class Fields:

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..errors import EdgeH2OError
 from .admission import RETRY_AFTER_S
 from .api_error import ApiError, as_api_error
-from .fields import Fields, parse_body
+from .fields import Fields, parse_array, parse_body
 
 _logger = logging.getLogger(__name__)
 
@@ -89,14 +89,22 @@ class AllowedHosts:
 
 async def read_body(request: Request) -> Fields:
     """The JSON object of a request. Raises ApiError for another type, too much, or too slowly."""
+    return parse_body(await _read_json(request))
+
+
+async def read_array(request: Request, name: str) -> Fields:
+    """The JSON array of a request, as the field ``name``. Raises as ``read_body``."""
+    return parse_array(await _read_json(request), name)
+
+
+async def _read_json(request: Request) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError("the body must be JSON: send 'Content-Type: application/json'", status=415)
     try:
-        data = await asyncio.wait_for(_read_stream(request), BODY_TIMEOUT_S)
+        return await asyncio.wait_for(_read_stream(request), BODY_TIMEOUT_S)
     except asyncio.TimeoutError:
         raise ApiError("the body came too slowly", status=408) from None
-    return parse_body(data)
 
 
 def require_one_length(request: Request) -> None:

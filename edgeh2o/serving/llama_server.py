@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .._version import __version__
@@ -69,7 +69,7 @@ class CompletionFormat(AnswerFormat):
             "model": self._model,
             "tokens_predicted": stats.generated_tokens,
             "tokens_evaluated": stats.prompt_tokens,
-            "generation_settings": describe_sampling(self._request.sampling),
+            "generation_settings": describe_sampling(self._request.sampling, self._request.lora),
             "prompt": prompt if isinstance(prompt, str) else list(prompt),
             "has_new_line": self._has_line_end,
             "truncated": stats.context_shifts + stats.evicted_tokens > 0,
@@ -88,8 +88,10 @@ _SAMPLERS = (
 )
 
 
-def describe_sampling(sampling: SamplingParams) -> dict[str, Any]:
-    """Of ``generation_settings`` what there is here."""
+def describe_sampling(
+    sampling: SamplingParams, lora: Mapping[int, float] | None = None
+) -> dict[str, Any]:
+    """Of ``generation_settings`` what there is here; ``lora`` as requests have it."""
     return {
         "seed": -1 if sampling.seed is None else sampling.seed,
         **{name: getattr(sampling, name) for name in _SAMPLERS},
@@ -99,6 +101,7 @@ def describe_sampling(sampling: SamplingParams) -> dict[str, Any]:
         "max_tokens": sampling.max_tokens,
         "stop": list(sampling.stop),
         "ignore_eos": sampling.ignore_eos,
+        "lora": [{"id": number, "scale": scale} for number, scale in (lora or {}).items()],
     }
 
 

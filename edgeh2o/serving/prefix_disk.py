@@ -146,6 +146,8 @@ class PrefixDisk:
         with self._lock:
             self._refresh()
             entries = [entry for entry in self._index.values() if entry is not None]
+        scales = conversation.session.plan.adapter_scales
+        entries = [entry for entry in entries if entry.plan.adapter_scales == scales]
         for entry in entries:
             n_common = count_common(entry.token_ids, token_ids)
             if n_common == end:  # all of it is there

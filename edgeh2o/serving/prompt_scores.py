@@ -29,6 +29,7 @@ def score_prompt(
     ids: Sequence[int],
     n_top: int,
     *,
+    adapter_scales: tuple[float, ...],
     max_tokens: int,
     n_question: int,
     require: Callable[[], None],
@@ -40,6 +41,7 @@ def score_prompt(
     not fit in memory.
     """
     plan, _ = pool.plan_of(len(ids), max_tokens)
+    plan = plan.with_adapters(adapter_scales)
     model, shape = pool.model.model, plan.shape(len(ids), all_rows=True)
     n_bytes = sum(pool.model.estimate_session_bytes(plan.attention, shape).values())
     with pool.reserve(n_bytes, require):

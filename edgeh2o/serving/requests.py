@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from ..engine.grammar import Grammar
 from ..errors import UsageError
+from ..lora_config import MOST_SCALE
 from ..sampler_names import MAX_SAMPLERS, describe_unknown, read_samplers
 from ..sampling_config import SamplingParams
 from .api_error import ApiError
@@ -26,6 +27,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_PROMPTS = 256
 MAX_TOKENS = 2**30
 MAX_BIASES = 1024
+MAX_SCALES = 1024
 _EFFORT = re.compile(r"[\w-]{1,64}", re.ASCII)
 # Fields that would change the answer and have no meaning here.
 _REFUSED = {
@@ -55,6 +57,8 @@ class GenerationRequest:
     echoes: bool = False  # its prompt, before the answer
     is_one_call: bool = False  # which ends the answer, where several are possible
     template_variables: Mapping[str, Any] = field(default_factory=dict)
+    model: str = ""  # by which name it asks for the model, or for an adapter
+    lora: Mapping[int, float] = field(default_factory=dict)  # scales of adapters; none: as served
 
 
 def read_chat_request(fields: Fields, defaults: SamplingParams) -> GenerationRequest:
@@ -202,7 +206,10 @@ def _read_common(
         fields.number(f"{name}_penalty", -2, 2, 0.0) for name in ("presence", "frequency")
     )
     penalises = "penalties" in sampling.acting_samplers
+    model = fields.raw("model")
     return {
+        "model": model if isinstance(model, str) else "",
+        "lora": read_scales(fields),
         "place": None if place == -1 else place,
         "sampling": sampling,
         "stream": stream,
@@ -213,6 +220,23 @@ def _read_common(
         "presence_penalty": presence if penalises else 0.0,
         "frequency_penalty": frequency if penalises else 0.0,
     }
+
+
+def read_scales(fields: Fields, name: str = "lora") -> Mapping[int, float]:
+    """Scales by the number of their adapter, of an array as llama-server takes it.
+
+    Of two of one adapter the latter counts. Raises ApiError.
+    """
+    scales = {}
+    for each in fields.objects(name, MAX_SCALES):
+        number = each.integer("id", 0, 2**31 - 1)
+        scale = each.number("scale", -MOST_SCALE, MOST_SCALE)
+        if number is None:
+            each.refuse("id", "the number of an adapter")
+        if scale is None:
+            each.refuse("scale", "a number")
+        scales[number] = scale
+    return scales
 
 
 def _read_sampling(

@@ -8,7 +8,7 @@ from weakref import ref
 
 from .. import _core
 from ..engine.full_context import check_eviction
-from ..engine.models import device_memory_left, mapped_weight_bytes
+from ..engine.models import device_memory_left, fingerprint_at, mapped_weight_bytes
 from .call_grid import CallGrid
 from .scheduler import Scheduler
 from .shared_runner import SHARED_PARTS, SharedRunner
@@ -74,6 +74,10 @@ class SharedModel:
     @property
     def fingerprint(self) -> str:
         return self.model.fingerprint
+
+    def fingerprint_at(self, adapter_scales: tuple[float, ...]) -> str:
+        """As ``engine.models`` has it."""
+        return fingerprint_at(self.model, adapter_scales)
 
     @property
     def weight_bytes(self) -> int:
