@@ -121,6 +121,18 @@ def test_a_request_may_name_one_as_its_model(
         assert answer(engine, request_of(prompt, model="two")).logprobs == both.logprobs
 
 
+def test_a_draft_model_has_none_and_changes_nothing(
+    serving_model: Path, adapters: tuple[Path, Path]
+) -> None:
+    prompt, lora = tokens_of(90, seed=6), {0: 0.5, 1: 1.0}
+    with open_engine(serving_model, lora=list(adapters)) as engine:
+        expected = answer(engine, request_of(prompt, 24, lora=lora))
+    with open_engine(serving_model, lora=list(adapters), draft=serving_model) as engine:
+        drafted = answer(engine, request_of(prompt, 24, lora=lora))
+    assert drafted.stats.drafted_tokens > 0
+    assert (drafted.text, drafted.logprobs) == (expected.text, expected.logprobs)
+
+
 @pytest.mark.parametrize("n_adapters", [0, 2])
 def test_adapters_that_are_not_there(
     serving_model: Path, adapters: tuple[Path, Path], n_adapters: int
