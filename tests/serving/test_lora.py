@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,16 @@ import pytest
 from edgeh2o import SamplingParams
 from edgeh2o.serving.api_error import ApiError
 from edgeh2o.serving.batch import ResultFile, read_items, run_batch
+from tests.engine.right_layer import DRAFTING_OPTIONS, say_the_next
 from tests.models.lora_files import matrices_of, random_pairs, write_adapter
 from tests.serving.answering import answer, request_of, tokens_of
 from tests.serving.conftest import RunningServer, StartServer, open_engine
 from tests.serving.fetching import ask, fetch
+from tools.make_tiny_model import write_tiny_model
 
 JSON = {"content-type": "application/json"}
 SIZE = 2**26
+QWEN = str(DRAFTING_OPTIONS["architecture"])
 ALL_SCALES: tuple[Mapping[int, float], ...] = ({0: 1.0}, {1: 1.0}, {0: 0.5, 1: -1.0}, {0: 0.0})
 
 
@@ -121,16 +125,28 @@ def test_a_request_may_name_one_as_its_model(
         assert answer(engine, request_of(prompt, model="two")).logprobs == both.logprobs
 
 
-def test_a_draft_model_has_none_and_changes_nothing(
-    serving_model: Path, adapters: tuple[Path, Path]
+@pytest.mark.parametrize("draft", ["model", "mtp"])
+def test_drafts_know_of_none_and_change_nothing(
+    serving_model: Path, adapters: tuple[Path, Path], tmp_path: Path, draft: str
 ) -> None:
-    prompt, lora = tokens_of(90, seed=6), {0: 0.5, 1: 1.0}
-    with open_engine(serving_model, lora=list(adapters)) as engine:
-        expected = answer(engine, request_of(prompt, 24, lora=lora))
-    with open_engine(serving_model, lora=list(adapters), draft=serving_model) as engine:
-        drafted = answer(engine, request_of(prompt, 24, lora=lora))
-    assert drafted.stats.drafted_tokens > 0
-    assert (drafted.text, drafted.logprobs) == (expected.text, expected.logprobs)
+    model, lora = serving_model, list(adapters)
+    if draft == "mtp":
+        options = {"edit": say_the_next, "tied": False, **DRAFTING_OPTIONS}
+        model = write_tiny_model(tmp_path / "mtp.gguf", context_length=1024, **options)
+        names = [name for name in matrices_of(model) if name.startswith("blk.0.")]
+        lora = [write_adapter(tmp_path / "a.gguf", random_pairs(model, names), architecture=QWEN)]
+    sampling = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True, lookup="off")
+    scales = [{0: 0.02}, {0: 0.0}, {0: 1.0}]
+    prompt, said = tokens_of(149, seed=6), {}
+    for source, tokens in ((None, "off"), ("mtp" if draft == "mtp" else model, "4")):
+        each = replace(sampling, draft_tokens=tokens)
+        with open_engine(model, lora=lora, draft=source, attention="dense") as engine:
+            said[tokens] = [
+                answer(engine, request_of(prompt, lora=of, sampling=each)) for of in scales
+            ]
+    assert sum(each.stats.accepted_tokens for each in said["4"]) > 0
+    for drafted, plain in zip(said["4"], said["off"], strict=True):
+        assert (drafted.text, drafted.logprobs) == (plain.text, plain.logprobs)
 
 
 @pytest.mark.parametrize("n_adapters", [0, 2])
