@@ -105,10 +105,16 @@ class LLM(OpenModel):
         parse_special: bool = True,
         logprobs: bool = False,
         keep_cache: bool = False,
+        lora: Mapping[int, float] | None = None,
     ) -> GenerationResult:
-        """The whole answer to ``prompt``: raw text, or token ids that are taken as they are."""
+        """The whole answer to ``prompt``: raw text, or token ids that are taken as they are.
+
+        ``lora`` are what adapters count in it, by their number in that of the model; those that are
+        not named count nothing. None: all, by their scales.
+        """
         opening = partial(self._session.prompts.open, prompt, parse_special=parse_special)
-        return self._session.generate(opening, sampling, logprobs=logprobs, keep_cache=keep_cache)
+        options = {"logprobs": logprobs, "keep_cache": keep_cache, "lora": lora}
+        return self._session.generate(opening, sampling, **options)
 
     def stream(
         self,
@@ -118,6 +124,7 @@ class LLM(OpenModel):
         parse_special: bool = True,
         logprobs: bool = False,
         keep_cache: bool = False,
+        lora: Mapping[int, float] | None = None,
     ) -> GenerationStream:
         """Chunks of the answer as they are generated; the prompt is read at the first one.
 
@@ -127,7 +134,8 @@ class LLM(OpenModel):
         UsageError for an empty or too long prompt, BusyError where another thread reads a stream.
         """
         opening = partial(self._session.prompts.open, prompt, parse_special=parse_special)
-        return self._session.stream(opening, sampling, logprobs=logprobs, keep_cache=keep_cache)
+        options = {"logprobs": logprobs, "keep_cache": keep_cache, "lora": lora}
+        return self._session.stream(opening, sampling, **options)
 
     def chat(
         self,
@@ -135,6 +143,7 @@ class LLM(OpenModel):
         sampling: SamplingParams | None = None,
         *,
         logprobs: bool = False,
+        lora: Mapping[int, float] | None = None,
     ) -> GenerationResult:
         """The model's next message, after ``messages`` of a ``role`` and a ``content`` each.
 
@@ -143,7 +152,8 @@ class LLM(OpenModel):
         from where it is new. Raises UsageError without a template, FormatError if it fails.
         """
         opening = partial(self._session.prompts.open_chat, messages)
-        return self._session.generate(opening, sampling, logprobs=logprobs, keep_cache=True)
+        options = {"logprobs": logprobs, "keep_cache": True, "lora": lora}
+        return self._session.generate(opening, sampling, **options)
 
     def stream_chat(
         self,
@@ -152,10 +162,12 @@ class LLM(OpenModel):
         *,
         logprobs: bool = False,
         keep_cache: bool = True,
+        lora: Mapping[int, float] | None = None,
     ) -> GenerationStream:
         """Chunks of the model's next message; see ``chat`` and ``stream``."""
         opening = partial(self._session.prompts.open_chat, messages)
-        return self._session.stream(opening, sampling, logprobs=logprobs, keep_cache=keep_cache)
+        options = {"logprobs": logprobs, "keep_cache": keep_cache, "lora": lora}
+        return self._session.stream(opening, sampling, **options)
 
     @property
     def chat_template(self) -> ChatTemplate:

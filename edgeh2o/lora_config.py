@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from numbers import Real
 from typing import TypeGuard
 
 from .errors import UsageError
-from .option_fields import check_real
+from .option_fields import check_real, is_int
 
 MOST_SCALE = 1000.0
 
@@ -58,6 +58,21 @@ def _read_adapter(text: str) -> LoraAdapter:
 def join_adapters(parts: Iterable[tuple[LoraAdapter, ...]]) -> tuple[LoraAdapter, ...]:
     """Those of a flag that was given several times."""
     return tuple(chain(*parts))
+
+
+def make_scales(lora: Mapping[int, float], n_adapters: int) -> tuple[float, ...]:
+    """What each of so many adapters counts, by their numbers; those not named count nothing.
+
+    Raises UsageError for a number that none has, and for a scale that cannot be.
+    """
+    if not isinstance(lora, Mapping):
+        raise UsageError(f"lora of a prompt maps adapters to scales, {{0: 0.5}}, got {lora!r:.80}")
+    unknown = [number for number in lora if not is_int(number) or not 0 <= number < n_adapters]
+    if unknown:
+        have = f"{n_adapters} loaded, from 0 on" if n_adapters else "none loaded (--lora)"
+        raise UsageError(f"there is no adapter {unknown[0]!r:.80}; there are {have}")
+    scales = {int(number): LoraAdapter("-", scale).scale for number, scale in lora.items()}
+    return tuple(float(scales.get(number, 0.0)) for number in range(n_adapters))
 
 
 LoraLike = str | os.PathLike[str] | tuple[str | os.PathLike[str], float] | LoraAdapter

@@ -74,6 +74,10 @@ class PromptCache:
         """Makes the cache fit for prompts."""
         self._model = model
 
+    def use_adapters(self, scales: tuple[float, ...]) -> None:
+        """Those of later prompts, which go on from nothing that others were read with."""
+        self.plan = self.plan.with_adapters(scales)
+
     def limit_to_memory(self) -> None:
         """Prompts and their answers get no longer contexts than memory holds now."""
         self.plan = limit_to_memory(self.plan, self.model)
@@ -246,6 +250,8 @@ class PromptCache:
 
     def _may_serve(self, runner: Runner, goes_on: bool) -> bool:
         """Whether a prompt that ``goes_on`` past the context, or not, may begin with the cache."""
+        if self.running.adapter_scales != self.plan.adapter_scales:
+            return False
         if goes_on:
             return self.running.evicting() == self.running
         return not n_evicted(runner)

@@ -46,10 +46,11 @@ def _has_other_scales(plan: RunPlan) -> bool:
 def plan_as_saved(plan: RunPlan, saved: Mapping[str, Any]) -> RunPlan:
     """The plan as a session file was made, by what ``read_settings`` gives of it.
 
-    That is its budgets, and its precision where it may be that of a prompt here too.
+    That is its budgets, its precision where it may be that of a prompt here too, and what adapters
+    count.
     """
     precisions, precision = plan.precisions, saved.get("precision")
-    plan = _with_saved_budgets(plan, saved)
+    plan = _with_saved_budgets(_with_saved_adapters(plan, saved), saved)
     if precision not in (precisions.exact, precisions.rounded):
         return plan  # of another machine, or asked for
     alone = AttentionPrecisions(precision, precision)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..attention.kept_profiles import keep_profile, merge_profiles
 from ..errors import FormatError, ResourceError, UsageError
+from ..lora_config import make_scales
 from ..option_fields import require_flag
 from ..runners.base import Runner, RunnerState, n_evicted
 from ..sampling_config import EVICT_WHEN_FULL, SamplingParams
@@ -56,8 +57,8 @@ class Session:
         on_progress: OnProgress | None,
         adapters: Sequence[LoraAdapter] = (),
     ) -> None:
-        """``adapters`` are those that the plan has scales of."""
-        self.adapters = adapters
+        """``adapters`` are those that the plan has scales of, of prompts that say nothing."""
+        self.adapters, self._scales = adapters, plan.adapter_scales
         self._prompts: PromptReader | None = prompts
         self.cache = PromptCache(plan)
         self.path = path
@@ -113,12 +114,14 @@ class Session:
         keep_cache: bool = False,
         processor: LogitsProcessor | None = None,
         grammar: GrammarState | None = None,
+        lora: Mapping[int, float] | None = None,
     ) -> Generation:
         """Makes room for a prompt and its answer, and ends the prompt before.
 
         With ``keep_cache`` the cache serves as far as it agrees with the prompt, and stays fit for
-        a prompt that goes on from this one. Raises UsageError for a prompt without tokens or longer
-        than the context may be, ResourceError with the numbers when that does not fit in memory.
+        a prompt that goes on from this one. ``lora``: see ``make_scales``; None: as the session
+        began. Raises UsageError for a prompt without tokens or longer than the context may be,
+        ResourceError with the numbers when that does not fit in memory.
         """
         started_at = time.perf_counter()
         sampling = SamplingParams() if sampling is None else sampling
@@ -127,6 +130,8 @@ class Session:
         require_flag("logprobs", logprobs)
         require_flag("keep_cache", keep_cache)
         sampling = sampling if sampling.seed is not None else replace(sampling, seed=self._seed)
+        own = self._scales
+        self.cache.use_adapters(own if lora is None else make_scales(lora, len(own)))
         prompt = opening()
         token_ids = prompt.encode(self.transcript if keep_cache else None)
         start = self.cache.choose_start(token_ids.tolist(), sampling, keep_cache=keep_cache)
@@ -269,8 +274,8 @@ class Session:
 
     @property
     def plan(self) -> RunPlan:
-        """Of prompts that begin anew."""
-        return self.cache.plan
+        """Of prompts that begin anew, and say nothing of adapters."""
+        return self.cache.plan.with_adapters(self._scales)
 
     @property
     def draft(self) -> DraftProvider | None:
@@ -411,7 +416,7 @@ class Session:
         """Raises UsageError if a session file is of another model or plan; needs no weights."""
         from .session_file import check_session_file
 
-        plan = self._plan_of_file(path)
+        plan = self._plan_of_file(path).with_adapters(self._scales)
         check_session_file(path, fingerprint_of(plan, self.prompts.model))
 
     def _plan_of_file(self, path: Path) -> RunPlan:

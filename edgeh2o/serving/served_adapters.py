@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..lora_config import LoraAdapter
+from ..errors import UsageError
+from ..lora_config import LoraAdapter, make_scales
 from .api_error import ApiError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class ServedAdapters:
 
         Raises ApiError for numbers that no adapter has; nothing changes then.
         """
-        self._scales = self._all_scales(given, "id")
+        self._scales = self._all_scales(given)
 
     def is_named_by(self, request: GenerationRequest) -> bool:
         """Whether it asks for an adapter as for a model."""
@@ -56,17 +57,16 @@ class ServedAdapters:
         Raises ApiError for numbers that no adapter has.
         """
         if request.lora:
-            return self._all_scales(request.lora, "lora")
+            return self._all_scales(request.lora)
         if request.model in self._numbers:
-            return self._all_scales({self._numbers[request.model]: 1.0}, "model")
+            return self._all_scales({self._numbers[request.model]: 1.0})
         return self._scales
 
-    def _all_scales(self, given: Mapping[int, float], param: str) -> tuple[float, ...]:
-        unknown = [number for number in given if number >= len(self._paths)]
-        if unknown:
-            have = f"has {len(self._paths)}, from id 0 on" if self._paths else "has none (--lora)"
-            raise ApiError(f"there is no adapter {unknown[0]}: this server {have}", param=param)
-        return tuple(given.get(number, 0.0) for number in range(len(self._paths)))
+    def _all_scales(self, given: Mapping[int, float]) -> tuple[float, ...]:
+        try:
+            return make_scales(given, len(self._paths))
+        except UsageError as error:
+            raise ApiError(str(error), param="lora") from None
 
 
 def _name_of(path: str) -> str:

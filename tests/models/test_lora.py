@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from edgeh2o import LLM, SamplingParams, _core
+from edgeh2o.cli.main import main
 from edgeh2o.errors import EdgeH2OError, FormatError, UsageError
 from edgeh2o.lora_config import LoraAdapter, make_adapters, read_adapters
 from edgeh2o.runners.native import NativeModelFile
@@ -137,6 +138,75 @@ def test_an_answer_and_a_session_file(model: Path, tmp_path: Path) -> None:
         llm.save_session(tmp_path / "session")
     with LLM(model) as llm, pytest.raises(EdgeH2OError, match="another model"):
         llm.load_session(tmp_path / "session")
+
+
+def test_prompts_say_what_adapters_count(model: Path, tmp_path: Path) -> None:
+    """And so do session files: a prompt goes on from one that was read by the same scales."""
+    names, prompt = matrices_of(model), "the cat sat on the mat"
+    files = [
+        write_adapter(tmp_path / f"{seed}.gguf", random_pairs(model, names, seed=seed))
+        for seed in (0, 1)
+    ]
+    expected = []
+    for lora in ([files[0]], [files[1]], [], [(files[0], 0.5), files[1]]):
+        with LLM(model, lora=lora) as llm:
+            expected.append(llm.generate(prompt, GREEDY, logprobs=True).logprobs)
+    with LLM(model, lora=[(files[0], 0.5), files[1]]) as llm:
+        for lora, logprobs in zip(({0: 1.0}, {1: 1}, {}, None), expected, strict=True):
+            result = llm.generate(prompt, GREEDY, logprobs=True, lora=lora)
+            assert result.logprobs == logprobs
+        for lora, n_cached in (({0: 1}, False), ({0: 1}, True), ({1: 1}, False), (None, False)):
+            result = llm.stream(prompt, GREEDY, keep_cache=True, lora=lora)
+            assert bool(list(result) and result.result().stats.cached_tokens) == n_cached
+        llm.generate(prompt, GREEDY, keep_cache=True, lora={0: 1})
+        llm.save_session(tmp_path / "session")
+        llm.generate(prompt, GREEDY, keep_cache=True)
+        llm.load_session(tmp_path / "session")
+        result = llm.generate(prompt, GREEDY, keep_cache=True, logprobs=True, lora={0: 1})
+        assert result.stats.cached_tokens > 0 and result.logprobs == expected[0]
+    for others in ([], [files[0]], [(files[0], 0.5), (files[1], 0.5), files[1]]):
+        with LLM(model, lora=others) as llm, pytest.raises(UsageError, match="made with lora"):
+            llm.load_session(tmp_path / "session")
+
+
+def test_a_command_takes_up_sessions_of_its_own_scales(
+    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    adapter = write_adapter(tmp_path / "a.gguf", random_pairs(model, matrices_of(model)))
+    with LLM(model, lora=adapter) as llm:
+        llm.generate("the cat", GREEDY, keep_cache=True, lora={0: 0.5})
+        llm.save_session(tmp_path / "session")
+    command = [
+        "run",
+        str(model),
+        "-p",
+        "the cat",
+        "-n",
+        "1",
+        "--session",
+        str(tmp_path / "session"),
+    ]
+    assert main([*command, "--lora", str(adapter)]) == 2
+    assert "made with lora [0.5]" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("lora", "message"),
+    [
+        ({2: 1.0}, r"no adapter 2; there are 1 loaded, from 0 on"),
+        ({-1: 1.0}, "no adapter -1"),
+        ({"0": 1.0}, "no adapter '0'"),
+        ({0: "1"}, "scale must be from -1000 to 1000, got '1'"),
+        ({0: float("nan")}, "scale"),
+        ([1.0], "maps adapters to scales"),
+    ],
+)
+def test_scales_that_cannot_be(
+    model: Path, tmp_path: Path, lora: dict[int, float], message: str
+) -> None:
+    adapter = write_adapter(tmp_path / "a.gguf", random_pairs(model, ["blk.0.attn_q.weight"]))
+    with LLM(model, lora=adapter) as llm, pytest.raises(UsageError, match=message):
+        llm.generate("the cat", GREEDY, lora=lora)
 
 
 def test_matrices_that_nothing_reads_may_have_one(

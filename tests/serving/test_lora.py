@@ -153,9 +153,9 @@ def test_drafts_know_of_none_and_change_nothing(
 def test_adapters_that_are_not_there(
     serving_model: Path, adapters: tuple[Path, Path], n_adapters: int
 ) -> None:
-    said = "has 2, from id 0 on" if n_adapters else r"has none \(--lora\)"
+    said = "there are 2 loaded, from 0 on" if n_adapters else r"there are none loaded \(--lora\)"
     with open_engine(serving_model, lora=list(adapters[:n_adapters])) as engine:
-        with pytest.raises(ApiError, match=f"there is no adapter 2: this server {said}") as raised:
+        with pytest.raises(ApiError, match=f"there is no adapter 2; {said}") as raised:
             answer(engine, request_of("the hen", lora={2: 1.0}))
         assert (raised.value.status, raised.value.param) == (400, "lora")
         with pytest.raises(ApiError, match="there is no adapter 2"):
@@ -271,7 +271,7 @@ BAD: list[tuple[object, str]] = [
     ([{"id": 0}], "'lora[0].scale' must be a number, got null"),
     ([{"id": 0, "scale": "1"}], "'lora[0].scale' must be a number from -1000 to 1000"),
     ([{"id": 0, "scale": 1e9}], "'lora[0].scale' must be a number from -1000 to 1000"),
-    ([{"id": 0, "scale": 1}, {"id": 2, "scale": 0}], "there is no adapter 2: this server has 2"),
+    ([{"id": 0, "scale": 1}, {"id": 2, "scale": 0}], "there is no adapter 2; there are 2 loaded"),
 ]
 
 
@@ -297,4 +297,4 @@ def test_what_is_refused(lora_server: RunningServer, given: object, message: str
 def test_a_server_without_any(server: RunningServer) -> None:
     assert fetch(server, "/lora-adapters").json() == []
     assert post(server, []) == (200, {"success": True})
-    assert "has none (--lora)" in post(server, [{"id": 0, "scale": 1}])[1]["error"]["message"]
+    assert "none loaded (--lora)" in post(server, [{"id": 0, "scale": 1}])[1]["error"]["message"]
