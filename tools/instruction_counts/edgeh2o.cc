@@ -88,8 +88,8 @@ void attend_token(size_t repetitions) {
 constexpr double kPromptProducts = 2 * kPromptPairs * kHeads * kHeadDim;
 constexpr double kProduct = static_cast<double>(kDepth) * kOutputs;
 const Case kCases[] = {
-    {"gemm Q4_0", kProduct* kRows, [](size_t n) { multiply("Q4_0", kRows, n); }},
-    {"gemm Q8_0", kProduct* kRows, [](size_t n) { multiply("Q8_0", kRows, n); }},
+    {"gemm Q4_0", kProduct * kRows, [](size_t n) { multiply("Q4_0", kRows, n); }},
+    {"gemm Q8_0", kProduct * kRows, [](size_t n) { multiply("Q8_0", kRows, n); }},
     {"gemv Q4_0", kProduct, [](size_t n) { multiply("Q4_0", 1, n); }},
     {"gemv Q8_0", kProduct, [](size_t n) { multiply("Q8_0", 1, n); }},
     {"attention, prefill", kPromptProducts, [](size_t n) { attend_prompt(AttentionPrecision::kF32, n); }},
@@ -97,7 +97,7 @@ const Case kCases[] = {
      [](size_t n) { attend_prompt(AttentionPrecision::kF16, n); }},
     {"attention, prefill, int8", kPromptProducts,
      [](size_t n) { attend_prompt(AttentionPrecision::kInt8, n); }},
-    {"attention, decode", 2.0 * kCachedTokens* kHeads* kHeadDim, attend_token},
+    {"attention, decode", 2.0 * kCachedTokens * kHeads * kHeadDim, attend_token},
 };
 
 }  // namespace
