@@ -73,10 +73,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--port", type=int, default=8080, metavar="N", help="(default: 8080)")
     group.add_argument(
-        "--api-key", metavar="KEY", help="what clients must send (better by EDGEH2O_API_KEY)"
+        "--api-key",
+        metavar="KEY",
+        help="what clients must send, or several with commas between them (better by "
+        "EDGEH2O_API_KEY)",
     )
     group.add_argument(
-        "--api-key-file", metavar="FILE", help="read the key from a file, such as a secret's"
+        "--api-key-file",
+        metavar="FILE",
+        help="read the key from a file, such as a secret's; several a line each",
     )
     group.add_argument(
         "--cors",
@@ -88,7 +93,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--alias",
         type=utf8_text,
         metavar="NAME",
-        help="name of the model for clients (default: the file's)",
+        help="name of the model for clients, or several with commas between them (default: the "
+        "file's)",
+    )
+    group.add_argument(
+        "--tags",
+        type=utf8_text,
+        metavar="TAG,...",
+        help="what lists of models say of it besides",
     )
     group.add_argument(
         "--parallel",
@@ -153,8 +165,8 @@ def execute(args: argparse.Namespace) -> int:
     sampling = read_sampling(args)
     options = read_model_options(args)
     check_together(sampling, options)
-    key = _read_key(args)
-    if args.host not in LOOPBACK and key is None:
+    keys = _read_keys(args)
+    if args.host not in LOOPBACK and not keys:
         print_note(
             f"edgeh2o: warning: everybody who reaches {args.host} can use the model; set "
             "EDGEH2O_API_KEY"
@@ -182,9 +194,13 @@ def execute(args: argparse.Namespace) -> int:
             prefix_ram_bytes=args.prefix_cache_ram,
             prefix_disk=args.prefix_cache_disk,
         )
+        names = split_names(args.alias) or (model_name(options.model),)
         settings = ServerSettings(
-            model_name=args.alias or model_name(options.model),
-            api_key=key,
+            model_name=names[0],
+            model_path=os.fsencode(options.model).decode("utf-8", "replace"),
+            aliases=names,
+            tags=split_names(args.tags),
+            api_keys=keys,
             cors_origins=tuple(args.cors or ()),
             allowed_hosts=(*LOOPBACK, "[::1]") if args.host in LOOPBACK else None,
             parallel=args.parallel,
@@ -242,12 +258,20 @@ def parse_folder(text: str) -> tuple[Path, int]:
     return Path(folder), parse_size(size)
 
 
-def _read_key(args: argparse.Namespace) -> str | None:
+def split_names(text: str | None) -> tuple[str, ...]:
+    """The names of "one, two", each once."""
+    names = (name.strip() for name in (text or "").split(","))
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def _read_keys(args: argparse.Namespace) -> tuple[str, ...]:
+    """Those of the flag, between commas, or of the file, a line each."""
     if args.api_key is not None and args.api_key_file is not None:
         raise UsageError("--api-key and --api-key-file exclude each other")
-    key = args.api_key
+    keys = split_names(args.api_key)
     if args.api_key_file is not None:
-        key = read_text(args.api_key_file, flag="--api-key-file").strip()
-    if key is not None and not key:
+        lines = read_text(args.api_key_file, flag="--api-key-file").splitlines()
+        keys = tuple(line.strip() for line in lines if line.strip())
+    if not keys and (args.api_key is not None or args.api_key_file is not None):
         raise UsageError("the API key is empty; set another one, or none")
-    return None if key is None else str(key)
+    return keys

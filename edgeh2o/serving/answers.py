@@ -18,6 +18,7 @@ from ..engine.saved_plan import plan_of_fingerprint
 from .api_error import ApiError, PromptTooLongError
 from .conversations import ConversationPool
 from .prefix_disk import PrefixDisk
+from .prompt_fields import join_prompt, resolve_bias
 from .prompt_scores import score_prompt
 from .questions import count_question
 from .requests import GenerationRequest
@@ -52,11 +53,15 @@ class TokenRecord:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one token has made certain: text, and the token itself, unless it may be taken away."""
+    """What one token has made certain: text, and the token itself, unless it may be taken away.
+
+    ``stats`` is what the answer has cost so far, if that was asked for.
+    """
 
     segments: tuple[Segment, ...]
     record: TokenRecord | None = None
     token_id: int | None = None
+    stats: GenerationStats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +78,14 @@ class Progress:
 class Finished:
     """The end of an answer: "stop", "length" or "tool_calls", and what it cost.
 
-    ``stop_text`` is the one that ended it, if any did.
+    ``stop_text`` is the one that ended it, if any did; ``prompt`` the text that it was to go on
+    with, "" where that was token ids.
     """
 
     finish_reason: str
     stats: GenerationStats
     stop_text: str = ""
+    prompt: str = ""
 
 
 Event = Piece | Progress | Finished
@@ -153,7 +160,9 @@ class AnswerEngine:
             prompts = self.pool.prompts
             if request.kind == "text":
                 text = request.prompt
-                return prompts.open(text if isinstance(text, str) else list(text))
+                if not isinstance(text, str):
+                    return prompts.open(join_prompt(text, self.tokenizer))
+                return prompts.open(text)
             messages, variables = list(request.messages), dict(request.template_variables)
             offered = request.tools if request.tool_choice.mode != "none" else ()
             template = prompts.tool_template if offered else prompts.chat_template
@@ -164,7 +173,12 @@ class AnswerEngine:
                     messages = describe_tools(messages, offered, has_system_role=has_system_role)
             elif offered:
                 variables["tools"] = [dict(tool.source) for tool in offered]
-            return prompts.open_chat(messages, variables)
+            return prompts.open_chat(
+                messages,
+                variables,
+                continues=request.continues,
+                add_generation_prompt=request.begins_answer,
+            )
 
     def answer(
         self, request: GenerationRequest, emit: Callable[[Event], None], ticket: Ticket
@@ -179,15 +193,18 @@ class AnswerEngine:
         processor, top = self._processors(request)
         prompt = self.open_prompt(request)
         ticket.require()
-        n_question = count_question(prompt, request.messages)
+        asked = request.messages if request.continues is None else request.messages[:-1]
+        n_question = count_question(prompt, asked)
         text = prompt.transcript.prompt if prompt.transcript is not None else ""
+        begins_thoughts = text.rstrip().endswith(THINKING_BEGINS)
+        begins_thoughts |= request.continues == "reasoning_content"
         choice = request.tool_choice
         tools = [tool for tool in request.tools if choice.name in (None, tool.name)]
         parser = AnswerParser(
             {tool.name: tool.parameters for tool in tools} if choice.mode != "none" else {},
             is_call=choice.is_forced,
             is_plain=request.kind == "text",
-            is_thinking=text.rstrip().endswith(THINKING_BEGINS) and _may_end_thoughts(form),
+            is_thinking=begins_thoughts and _may_end_thoughts(form),
         )
         sampling = request.sampling
         if grammar is not None:  # it says itself where an answer may end
@@ -243,8 +260,14 @@ class AnswerEngine:
                     certain = range(n_told, chunk.certain_tokens)
                     for i in certain[:-1]:  # a stop text might have taken them away
                         emit(Piece((), records[i], ids[i]))
-                    of_token = (records[certain[-1]], ids[certain[-1]]) if certain else ()
-                    emit(Piece(tuple(segments), *of_token))
+                    emit(
+                        Piece(
+                            tuple(segments),
+                            records[certain[-1]] if certain else None,
+                            ids[certain[-1]] if certain else None,
+                            stream.result().stats if request.wants_timings else None,
+                        )
+                    )
                     n_told, stop_text = max(n_told, chunk.certain_tokens), chunk.stop_text
                     if is_done:
                         break
@@ -257,7 +280,7 @@ class AnswerEngine:
                 stream.close()
         is_called = bool(calls) and not calls[-1].is_cut
         reason = "tool_calls" if is_called else str(result.finish_reason)
-        emit(Finished(reason, result.stats, stop_text))
+        emit(Finished(reason, result.stats, stop_text, prompt.text))
 
     def _echo(
         self,
@@ -299,14 +322,15 @@ class AnswerEngine:
             processors.append(top)
         if request.bias or request.presence_penalty or request.frequency_penalty:
             vocab_size = self.pool.plan.config.vocab_size
-            if any(token_id >= vocab_size for token_id in request.bias):
+            biases = resolve_bias(request.bias, self.tokenizer)
+            if any(token_id >= vocab_size for token_id in biases):
                 raise ApiError(
                     f"'logit_bias' names a token beyond the vocabulary of {vocab_size}",
                     param="logit_bias",
                 )
             processors.append(
                 Penalties(
-                    request.bias,
+                    biases,
                     presence=request.presence_penalty,
                     frequency=request.frequency_penalty,
                 )

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from ..errors import EdgeH2OError, FormatError, UsageError, is_shortage
 from ..formats.metadata import TEMPLATE_KEY
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from .template_sandbox import LimitedEnvironment
 
 Message: TypeAlias = Mapping[str, Any]
+# What of a last message of the assistant is not at its end.
+Begun: TypeAlias = Literal["content", "reasoning_content"]
 
 MAX_TEMPLATE_CHARACTERS = 2**18
 # Real templates take less than 0.07 s to compile; the slowest of them, quadratic in the number of
@@ -41,6 +43,9 @@ MAX_NESTING = 32
 # Supplementary Private Use Area A: no font, tokenizer or template gives them a meaning.
 _STAND_INS = range(0xF0000, 0xFFFFE)
 _ROLE = re.compile(r"[\w-]+", re.ASCII)
+_THINKING = ("<think>", "</think>")
+# Of gpt-oss, whose answers say by themselves what is text.
+_HARMONY_TURN, _HARMONY_TEXT = "<|start|>assistant", "<|channel|>final<|message|>"
 _CURE = "give another one with --chat-template FILE"
 
 _T = TypeVar("_T")
@@ -83,9 +88,13 @@ class ChatTemplate:
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool = True,
+        continues: Begun | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> RenderedChat:
         """The conversation as the model was taught to read it, ready for its next answer.
+
+        ``continues`` says that the last message is the beginning of that answer, and which of its
+        texts goes on; without ``add_generation_prompt`` no answer is begun.
 
         A message has a ``role`` of letters, digits, "_" and "-", and a ``content``; both are
         strings, the latter perhaps in parts (``{"type": "text", "text": TEXT}``). Further keys hold
@@ -107,6 +116,7 @@ class ChatTemplate:
         marker = _Marker(self._tokenizer.control_texts, (self._source, messages, given))
         marked = [marker.mark_message(message) for message in messages]
         given = {name: marker.mark(value) for name, value in given.items()}
+        begun = marked.pop() if continues is not None else {}
         tokenizer = self._tokenizer
         self._environment.begin(
             max_size=MIN_OUTPUT_CHARACTERS + MAX_GROWTH * marker.n_characters,
@@ -123,7 +133,22 @@ class ChatTemplate:
         )
         if tokenizer.add_bos:
             text = text.removeprefix(tokenizer.bos_text)  # the tokenizer adds it
+        if continues is not None:
+            text += self._begin_answer(text, begun, continues)
         return RenderedChat(text, marker.stand_ins)
+
+    def _begin_answer(self, text: str, message: Message, continues: Begun) -> str:
+        """What of an answer is there, behind ``text``, which perhaps began its reasoning."""
+        content, thoughts = message["content"], message.get("reasoning_content") or ""
+        if text.endswith(_HARMONY_TURN) and continues == "content":
+            return f"{_HARMONY_TEXT}{content}"
+        begins = text.rstrip().endswith(_THINKING[0])
+        if not begins and (not thoughts or _THINKING[0] not in self._source):
+            return thoughts if continues == "reasoning_content" else content
+        thoughts = thoughts if begins else f"{_THINKING[0]}\n{thoughts}"
+        if continues == "reasoning_content":
+            return thoughts
+        return f"{thoughts}\n{_THINKING[1]}\n\n{content}"
 
     def mentions(self, name: str) -> bool:
         """Whether the template may ask for a variable of this name."""
