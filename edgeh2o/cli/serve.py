@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import EdgeH2OError, UsageError
 from ..sampling_config import SamplingParams
-from .chat_options import read_template
+from .chat_options import add_template_options, read_template
 from .model_options import (
     add_draft_option,
     add_model_argument,
@@ -87,7 +87,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cors",
         action="append",
         metavar="ORIGIN",
-        help="pages of this origin may call the server; may be given several times",
+        help="pages of this origin may call the server, several with commas between them, * for "
+        "all, localhost for those of this machine; may be given several times",
     )
     group.add_argument(
         "--alias",
@@ -133,17 +134,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder, and how much of it, for conversations that memory has no room for and "
         "those of a server that ends (default: none)",
     )
-    template = parser.add_argument_group("chat")
-    template.add_argument(
-        "--chat-template",
-        metavar="FILE",
-        help="jinja2 template that takes the place of the model's own",
-    )
-    template.add_argument(
-        "--chat-template-kwargs",
-        metavar="JSON",
-        help="variables of the template as one JSON object; requests may set others",
-    )
+    add_template_options(parser.add_argument_group("chat"))
     add_sampling_defaults(parser, has_draft=True)
     add_draft_option(parser)
     add_model_options(parser)
@@ -201,7 +192,7 @@ def execute(args: argparse.Namespace) -> int:
             aliases=names,
             tags=split_names(args.tags),
             api_keys=keys,
-            cors_origins=tuple(args.cors or ()),
+            cors_origins=split_names(",".join(args.cors or ())),
             allowed_hosts=(*LOOPBACK, "[::1]") if args.host in LOOPBACK else None,
             parallel=args.parallel,
             max_queue=args.max_queue,

@@ -63,6 +63,8 @@ _NOT_SERVED = {
     "/v1/images/generations": "this server writes text only",
     "/props": "its properties do not change while it runs; start it with other flags",
 }
+# Origins that "localhost" stands for.
+_OWN_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?"
 _PREFIXES = ("/v1", "")
 _OPEN_PATHS = ("/health", "/v1/health", "/")  # without an API key
 
@@ -102,7 +104,8 @@ class _Server:
             middleware.append(
                 Middleware(
                     CORSMiddleware,
-                    allow_origins=list(settings.cors_origins),
+                    allow_origins=settings.cors_origins,
+                    allow_origin_regex=_OWN_PAGES if "localhost" in settings.cors_origins else None,
                     allow_methods=["GET", "POST"],
                     allow_headers=["*"],
                 )

@@ -122,9 +122,10 @@ class ChatTemplate:
             max_size=MIN_OUTPUT_CHARACTERS + MAX_GROWTH * marker.n_characters,
             max_cpu_s=MAX_CPU_S + MAX_CPU_S_PER_MESSAGE * len(messages),
         )
+        known = _NEITHER | _describe_today() | self._variables | given
         text = _guarded(
             lambda: self._template.render(
-                _NEITHER | self._variables | given,
+                known,
                 messages=marked,
                 add_generation_prompt=add_generation_prompt,
                 bos_token=tokenizer.bos_text,
@@ -135,6 +136,8 @@ class ChatTemplate:
             text = text.removeprefix(tokenizer.bos_text)  # the tokenizer adds it
         if continues is not None:
             text += self._begin_answer(text, begun, continues)
+        elif known.get("enable_thinking") is False and text.rstrip().endswith(_THINKING[0]):
+            text += _THINKING[1]  # of templates that begin it whatever they are told
         return RenderedChat(text, marker.stand_ins)
 
     def _begin_answer(self, text: str, message: Message, continues: Begun) -> str:
@@ -184,6 +187,14 @@ class ChatTemplate:
         if tokenizer.add_bos and tokenizer.bos_id is not None and start == 0:
             ids.insert(0, tokenizer.bos_id)
         return ids
+
+
+def _describe_today() -> dict[str, str]:
+    """The date as llama.cpp gives it to templates.
+
+    Llama 3.1 and 3.3 call it the 26th of July 2024 otherwise, firefunction-v2 nothing.
+    """
+    return {"date_string": time.strftime("%d %b %Y"), "datetime": time.strftime("%b %d %Y")}
 
 
 def read_chat_template(value: object) -> str | None:

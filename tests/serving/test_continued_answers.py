@@ -81,6 +81,19 @@ def test_thoughts_may_be_gone_on_with(serving_model: Path) -> None:
         assert kinds <= {"reasoning", "text"} and "reasoning" in kinds
 
 
+def test_thoughts_that_are_not_wanted_are_ended(serving_model: Path) -> None:
+    """Templates of DeepSeek R1 and QwQ begin them whatever they are told."""
+    begins = PLAIN.replace("[assistant] ", "[assistant] <think>\n")
+    with open_engine(serving_model, chat_template=begins) as engine:
+        beginning = "[user] a hen?\n[assistant] <think>\n"
+        assert prompt_of(engine) == beginning
+        for fields in (
+            {"chat_template_kwargs": {"enable_thinking": False}},
+            {"reasoning_effort": "none"},
+        ):
+            assert prompt_of(engine, **fields) == f"{beginning}</think>"
+
+
 def test_the_text_of_gpt_oss_has_its_channel(serving_model: Path) -> None:
     with open_engine(serving_model, chat_template=HARMONY) as engine:
         text = prompt_of(engine, begun())
