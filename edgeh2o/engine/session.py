@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..attention.budget_table import BudgetTable
     from .draft_sources import DraftProvider
     from .grammar import GrammarState
-    from .logits import LogitsProcessor
+    from .logits import DrawnProbabilities, LogitsProcessor
     from .models import LoadedModel
     from .plan import RunPlan
     from .prompt import Prompt, PromptReader
@@ -109,6 +109,7 @@ class Session:
         keep_cache: bool = False,
         processor: LogitsProcessor | None = None,
         grammar: GrammarState | None = None,
+        drawn: DrawnProbabilities | None = None,
     ) -> Generation:
         """Makes room for a prompt and its answer, and ends the prompt before.
 
@@ -166,6 +167,7 @@ class Session:
             draft=draft,
             processor=processor,
             grammar=grammar,
+            drawn=drawn,
             started_at=started_at,
             run={
                 **self.cache.running.report(len(token_ids)),

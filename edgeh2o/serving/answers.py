@@ -12,7 +12,13 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from ..engine.grammar import Grammar, compiler_of
-from ..engine.logits import LogitsProcessor, Penalties, ProcessorChain, TopLogProbabilities
+from ..engine.logits import (
+    DrawnProbabilities,
+    LogitsProcessor,
+    Penalties,
+    ProcessorChain,
+    TopLogProbabilities,
+)
 from ..engine.prompt import Prompt
 from ..engine.saved_plan import plan_of_fingerprint
 from .api_error import ApiError, PromptTooLongError
@@ -191,6 +197,8 @@ class AnswerEngine:
         form = self._grammar_of(request)
         grammar = None if form is None else self.grammars.compile(form)
         processor, top = self._processors(request)
+        shows_drawn = request.shows_drawn and request.top_logprobs is not None
+        drawn = DrawnProbabilities(request.top_logprobs or 0) if shows_drawn else None
         prompt = self.open_prompt(request)
         ticket.require()
         asked = request.messages if request.continues is None else request.messages[:-1]
@@ -231,6 +239,7 @@ class AnswerEngine:
                 keep_cache=True,
                 processor=processor,
                 grammar=grammar,
+                drawn=drawn,
             )
             runner = conversation.runner
             assert runner is not None
@@ -253,7 +262,10 @@ class AnswerEngine:
                     if is_done:
                         del segments[segments.index(calls[0]) + 1 :], calls[1:]
                     record = None
-                    if top is not None and chunk.logprob is not None:
+                    if drawn is not None:
+                        noted = drawn.logprobs[index], drawn.records[index]
+                        record = self._record(chunk.token_id, *noted)
+                    elif top is not None and chunk.logprob is not None:
                         record = self._record(chunk.token_id, chunk.logprob, top.records[index])
                     ids.append(chunk.token_id)
                     records.append(record)
@@ -317,7 +329,7 @@ class AnswerEngine:
         """What changes and what notes the logits, in the order in which they are called."""
         processors: list[LogitsProcessor] = []
         top = None
-        if request.top_logprobs is not None:
+        if request.top_logprobs is not None and not request.shows_drawn:
             top = TopLogProbabilities(request.top_logprobs)
             processors.append(top)
         if request.bias or request.presence_penalty or request.frequency_penalty:

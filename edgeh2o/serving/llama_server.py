@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,7 @@ class CompletionFormat(AnswerFormat):
         self._n_tokens += len(ids)
         if text or ids:
             records = [] if piece.record is None else [piece.record]
-            yield self._chunk(text, ids) | _probabilities(records)
+            yield self._chunk(text, ids) | self._probabilities(records)
 
     def _chunk(self, text: str, ids: Sequence[int] = ()) -> Chunk:
         return {
@@ -76,7 +77,7 @@ class CompletionFormat(AnswerFormat):
         ids = [piece.token_id for piece in pieces if piece.token_id is not None]
         records = [piece.record for piece in pieces if piece.record is not None]
         tokens = ids if self._returns_tokens else []
-        return self._choose(self._last(text, tokens, finished) | _probabilities(records))
+        return self._choose(self._last(text, tokens, finished) | self._probabilities(records))
 
     def _last(self, text: str, tokens: Sequence[int], finished: Finished) -> Chunk:
         stats, request = finished.stats, self._request
@@ -101,6 +102,23 @@ class CompletionFormat(AnswerFormat):
             "stopping_word": finished.stop_text,
             "tokens_cached": stats.cached_tokens,
             "timings": timings(finished.stats),
+        }
+
+    def _probabilities(self, records: Sequence[TokenRecord]) -> dict[str, Any]:
+        if not records:
+            return {}
+        kind = "prob" if self._request.shows_drawn else "logprob"
+        return {
+            "completion_probabilities": [
+                _token(record.token_id, record.data, record.logprob, kind)
+                | {
+                    f"top_{kind}s": [
+                        _token(token_id, data, value, kind)
+                        for token_id, (data, value) in zip(record.top_ids, record.top, strict=True)
+                    ]
+                }
+                for record in records
+            ]
         }
 
     def _choose(self, said: Chunk) -> Chunk:
@@ -149,15 +167,16 @@ def describe_request(request: GenerationRequest, tokenizer: Tokenizer, seed: int
         {"bias": value, "token": token}
         for token, value in resolve_bias(request.bias, tokenizer).items()
     ]
-    if request.sampling.ignore_eos:  # by banning what would end it
-        biases += [{"bias": None, "token": token} for token in sorted(tokenizer.eog_ids)]
     form = request.grammar
+    if request.sampling.ignore_eos and form is None:  # by banning what would end it
+        biases += [{"bias": None, "token": token} for token in sorted(tokenizer.eog_ids)]
     return describe_sampling(request.sampling) | {
         "seed": seed,
         "presence_penalty": request.presence_penalty,
         "frequency_penalty": request.frequency_penalty,
         "logit_bias": biases,
         "n_probs": request.top_logprobs or 0,
+        "post_sampling_probs": request.shows_drawn,
         "grammar": form.text if form is not None and form.kind == "gbnf" else "",
         "stream": request.stream,
         "timings_per_token": request.wants_timings,
@@ -205,23 +224,7 @@ def _text_of(pieces: Sequence[Piece]) -> str:
     return "".join(segment.text for piece in pieces for segment in piece.segments)
 
 
-def _probabilities(records: Sequence[TokenRecord]) -> dict[str, Any]:
-    if not records:
-        return {}
-    return {
-        "completion_probabilities": [
-            _token(record.token_id, record.data, record.logprob)
-            | {
-                "top_logprobs": [
-                    _token(token_id, data, value)
-                    for token_id, (data, value) in zip(record.top_ids, record.top, strict=True)
-                ]
-            }
-            for record in records
-        ]
-    }
-
-
-def _token(token_id: int, data: bytes, logprob: float) -> dict[str, Any]:
+def _token(token_id: int, data: bytes, logprob: float, kind: str) -> dict[str, Any]:
     text = data.decode("utf-8", errors="ignore")
-    return {"id": token_id, "token": text, "bytes": list(data), "logprob": max(logprob, -9999.0)}
+    value = math.exp(logprob) if kind == "prob" else max(logprob, -9999.0)
+    return {"id": token_id, "token": text, "bytes": list(data), kind: value}

@@ -48,6 +48,7 @@ class GenerationRequest:
     include_usage: bool = False
     wants_progress: bool = False
     top_logprobs: int | None = None  # None: no logarithms at all
+    shows_drawn: bool = False  # of what tokens were drawn from, after all filters
     bias: Mapping[int | str, float] = field(default_factory=dict)  # of texts: of their tokens
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -161,6 +162,7 @@ def read_completion_requests(
     request = GenerationRequest(
         kind="text",
         top_logprobs=fields.integer("n_probs", 0, MAX_TOP_LOGPROBS) or None,
+        shows_drawn=fields.flag("post_sampling_probs"),
         grammar=read_grammar(fields),
         **_read_common(fields, defaults, "n_predict"),
     )

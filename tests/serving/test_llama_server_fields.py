@@ -71,16 +71,43 @@ def test_texts_are_biased_as_their_tokens(server: RunningServer) -> None:
 
 def test_settings_are_those_of_the_answer(server: RunningServer) -> None:
     fields = {"presence_penalty": 0.5, "frequency_penalty": 0.25, "n_probs": 2, "seed": 9}
-    reply = completion(server, **fields, grammar='root ::= "hen"', timings_per_token=True)
+    reply = completion(server, **fields, timings_per_token=True)
     said = reply["generation_settings"]
     assert {name: said[name] for name in fields} == fields
-    assert (said["grammar"], said["timings_per_token"]) == ('root ::= "hen"', True)
+    assert (said["grammar"], said["timings_per_token"]) == ("", True)
     assert said["logit_bias"] and all(each["bias"] is None for each in said["logit_bias"])
+    formed = completion(server, grammar='root ::= "hen"')["generation_settings"]
+    assert (formed["grammar"], formed["logit_bias"]) == ('root ::= "hen"', [])  # it ends by itself
     drawn = completion(server, temperature=1.5, ignore_eos=False)
     assert drawn["generation_settings"]["logit_bias"] == []
     seed = drawn["generation_settings"]["seed"]  # not -1: the answer can be had again
     again = completion(server, temperature=1.5, ignore_eos=False, seed=seed)
     assert again["tokens"] == drawn["tokens"]
+
+
+def test_probabilities_after_sampling(server: RunningServer) -> None:
+    """Those that tokens were drawn by: of few tokens they sum up to 1."""
+    body = {"n_probs": 4, "post_sampling_probs": True, "seed": 3, "temperature": 1.5}
+    few, all_of = (completion(server, **body, top_k=k, top_p=1, min_p=0) for k in (3, 0))
+    assert few["generation_settings"]["post_sampling_probs"] is True
+    assert len(few["completion_probabilities"]) == 6
+    for each in few["completion_probabilities"]:
+        tops = each["top_probs"]
+        probs = [top["prob"] for top in tops]
+        assert len(tops) == 3 and sum(probs) == pytest.approx(1) and probs == sorted(probs)[::-1]
+        assert each["prob"] in {top["prob"] for top in tops if top["id"] == each["id"]}
+    first = all_of["completion_probabilities"][0]
+    assert len(first["top_probs"]) == 4 and sum(top["prob"] for top in first["top_probs"]) < 1
+    assert 0 < first["prob"] < 1
+    plain = completion(server, **(body | {"post_sampling_probs": False, "top_k": 3}))
+    assert plain["tokens"] == completion(server, **(body | {"top_k": 3}))["tokens"]
+    greedy = completion(server, **(body | {"temperature": 0}))["completion_probabilities"]
+    assert all(each["prob"] == 1 and len(each["top_probs"]) == 1 for each in greedy)
+    *chunks, _ = completion(server, **(body | {"stream": True, "top_k": 3}))
+    told = [each for chunk in chunks for each in chunk.get("completion_probabilities", [])]
+    assert told == completion(server, **(body | {"top_k": 3}))["completion_probabilities"]
+    formed = completion(server, **body, grammar='root ::= "hen"')["completion_probabilities"]
+    assert all(0 <= each["prob"] <= 1 for each in formed)
 
 
 def test_an_answer_that_the_context_ends_is_truncated(start_server: StartServer) -> None:
