@@ -38,11 +38,14 @@ from .llama_server import CompletionFormat
 from .metrics import Metrics
 from .openai_format import ChatFormat, TextFormat, join_answers
 from .page import page_response
+from .prompt_fields import MAX_PROMPTS
 from .requests import (
     GenerationRequest,
     read_chat_request,
     read_completion_requests,
     read_text_requests,
+    repeat_request,
+    take_count,
 )
 from .responses_format import ResponsesFormat
 from .responses_request import read_responses_request
@@ -169,21 +172,31 @@ class _Server:
 
     async def _chat(self, request: Request) -> Response:
         # Nothing else of the body is kept while the request waits.
-        fields = await read_body(request)
-        wanted = read_chat_request(fields, self._settings.sampling)
-        form = ChatFormat(self._settings.model_name, include_usage=wanted.include_usage)
-        if fields.flag("verbose"):
-            form.verbose = self._bare_form(fields, wanted)
+        fields, n = take_count(await read_body(request))
+        wanted = repeat_request(read_chat_request(fields, self._settings.sampling), n)
+        forms = []
+        for each in wanted:
+            form = ChatFormat(self._settings.model_name, include_usage=each.include_usage)
+            if fields.flag("verbose"):
+                form.verbose = self._bare_form(fields, each)
+            forms.append(form)
         del fields
-        return await self._respond(request, wanted, form)
+        if n == 1:
+            return await self._respond(request, wanted[0], forms[0])
+        return JSONResponse(join_answers(await self._answer_all(request, wanted, forms, n), n))
 
     async def _complete(self, request: Request) -> Response:
-        wanted = read_text_requests(await read_body(request), self._settings.sampling)
+        fields, n = take_count(await read_body(request))
+        prompts = read_text_requests(fields, self._settings.sampling)
+        if len(prompts) * n > MAX_PROMPTS:
+            raise ApiError(f"more than {MAX_PROMPTS} answers are wanted", param="n")
+        wanted = [each for prompt in prompts for each in repeat_request(prompt, n)]
+        del fields
         usage = wanted[0].include_usage
         forms = [TextFormat(self._settings.model_name, include_usage=usage) for _ in wanted]
         if len(wanted) == 1:
             return await self._respond(request, wanted[0], forms[0])
-        return JSONResponse(join_answers(await self._answer_all(request, wanted, forms)))
+        return JSONResponse(join_answers(await self._answer_all(request, wanted, forms, n), n))
 
     async def _complete_bare(self, request: Request) -> Response:
         fields = await read_body(request)
@@ -273,19 +286,29 @@ class _Server:
         request: Request,
         wanted: Sequence[GenerationRequest],
         forms: Sequence[AnswerFormat],
+        n_of_prompt: int = 1,
     ) -> list[Chunk]:
-        """Several prompts of one body: as many at once as there are places, all or none."""
+        """Several answers of one body: as many at once as there are places, all or none.
+
+        Those of a prompt follow each other in ``wanted``; the first is written alone, and its
+        prompt is not read again for the others.
+        """
         places = asyncio.Semaphore(self._settings.parallel)
 
         async def answer(each: GenerationRequest, form: AnswerFormat) -> Chunk:
             async with places, aclosing(self._events(request, each, form)) as events:
                 return form.whole(*await collect(events))
 
-        works = [answer(each, form) for each, form in zip(wanted, forms, strict=True)]
-        work = asyncio.ensure_future(gather_all(works))
+        async def answer_prompt(first: int) -> list[Chunk]:
+            said = [await answer(wanted[first], forms[first])]
+            rest = range(first + 1, first + n_of_prompt)
+            return said + await gather_all([answer(wanted[i], forms[i]) for i in rest])
+
+        prompts = range(0, len(wanted), n_of_prompt)
+        work = asyncio.ensure_future(gather_all([answer_prompt(first) for first in prompts]))
         try:
             await finish_or_leave(request, work)
-            return work.result()
+            return [each for said in work.result() for each in said]
         finally:
             await end_all(work)
 

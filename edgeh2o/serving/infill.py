@@ -71,6 +71,8 @@ def _write_files(fields: Fields, tokenizer: Tokenizer, markers: Mapping[str, int
         return written
     write(repository, _REPOSITORY)
     for file in files:
-        write(separator, file.text("filename") or _OTHER_FILE, file.text("text") or "")
+        if (text := file.text("text")) is None:
+            file.refuse("text", "a string, which may be empty")
+        write(separator, file.text("filename") or _OTHER_FILE, text)
     write(separator, _FILE)
     return written

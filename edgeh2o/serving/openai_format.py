@@ -181,12 +181,18 @@ class TextFormat(_OpenAIFormat):
         }
 
 
-def join_answers(answers: Sequence[Chunk]) -> Chunk:
-    """One object of those of several prompts, a choice each; the usage is that of all."""
+def join_answers(answers: Sequence[Chunk], n_of_prompt: int = 1) -> Chunk:
+    """One object of those of several prompts, each with as many; the usage is that of all.
+
+    A prompt with several answers counts once.
+    """
     choices = [choice for each in answers for choice in each["choices"]]
     usages = [each["usage"] for each in answers]
-    usage = {name: sum(each[name] for each in usages) for name in _COUNTS}
-    cached = sum(each["prompt_tokens_details"]["cached_tokens"] for each in usages)
+    firsts = usages[::n_of_prompt]
+    n_read = sum(each["prompt_tokens"] for each in firsts)
+    n_written = sum(each["completion_tokens"] for each in usages)
+    usage = dict(zip(_COUNTS, (n_read, n_written, n_read + n_written), strict=True))
+    cached = sum(each["prompt_tokens_details"]["cached_tokens"] for each in firsts)
     return {
         **{name: value for name, value in answers[0].items() if name != "timings"},
         "choices": [{**choice, "index": i} for i, choice in enumerate(choices)],

@@ -28,6 +28,7 @@ _logger = logging.getLogger(__name__)
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
 MAX_TOKENS = 2**30
+MAX_ANSWERS = 16
 _EFFORT = re.compile(r"[\w-]{1,64}", re.ASCII)
 # Fields that would change the answer and have no meaning here.
 _REFUSED = {
@@ -117,6 +118,23 @@ def make_chat_request(
         **read,
         **_read_common(fields, defaults, *names_of_most, stop=stop),
     )
+
+
+def take_count(fields: Fields) -> tuple[Fields, int]:
+    """How many answers are wanted, and the other fields. Raises ApiError."""
+    n = fields.integer("n", 1, MAX_ANSWERS, 1) or 1
+    if n > 1 and fields.flag("stream"):
+        raise ApiError("a stream has one answer; send a request for each", param="n")
+    return fields.without("n"), n
+
+
+def repeat_request(request: GenerationRequest, n: int) -> list[GenerationRequest]:
+    """Requests for ``n`` answers, whose seeds follow each other where there is one."""
+    sampling = request.sampling
+    if sampling.seed in (None, -1):
+        return [request] * n
+    seeds = [(sampling.seed + i) % 2**64 for i in range(n)]
+    return [replace(request, sampling=replace(sampling, seed=seed)) for seed in seeds]
 
 
 def read_effort(fields: Fields, name: str) -> Mapping[str, Any]:

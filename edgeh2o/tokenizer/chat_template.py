@@ -192,7 +192,7 @@ class ChatTemplate:
 def _describe_today() -> dict[str, str]:
     """The date as llama.cpp gives it to templates.
 
-    Llama 3.1 and 3.3 call it the 26th of July 2024 otherwise, firefunction-v2 nothing.
+    Those of Llama 3.1 and 3.3 call it the 26th of July 2024 otherwise.
     """
     return {"date_string": time.strftime("%d %b %Y"), "datetime": time.strftime("%b %d %Y")}
 

@@ -163,6 +163,30 @@ def test_verbose_answers_hold_the_prompt(server: RunningServer, stream: bool) ->
         assert "__verbose" not in ask(server, "/v1/chat/completions", CHAT)
 
 
+def test_several_answers_to_a_prompt(server: RunningServer) -> None:
+    """Their seeds follow each other, and the prompt is read once."""
+    fields = {"temperature": 1.5, "seed": 7, "max_tokens": 6, "ignore_eos": True}
+    body = CHAT | fields | {"messages": [{"role": "user", "content": "an owl " * 90}]}
+    reply = ask(server, "/v1/chat/completions", body | {"n": 3, "id_slot": 0})
+    alone = [ask(server, "/v1/chat/completions", body | {"seed": seed}) for seed in (7, 8, 9)]
+    told = [choice["message"]["content"] for choice in reply["choices"]]
+    assert told == [each["choices"][0]["message"]["content"] for each in alone]
+    assert len(set(told)) == 3 and [choice["index"] for choice in reply["choices"]] == [0, 1, 2]
+    usage = reply["usage"]
+    assert usage["prompt_tokens"] == alone[0]["usage"]["prompt_tokens"]
+    assert usage["completion_tokens"] == 18
+    assert usage["total_tokens"] == usage["prompt_tokens"] + 18
+    texts = ask(server, "/v1/completions", {"prompt": ["the pen", "a hen"], "n": 2} | fields)
+    one = ask(server, "/v1/completions", {"prompt": "a hen"} | fields)["choices"][0]
+    assert [choice["text"] for choice in texts["choices"]][2] == one["text"]
+    assert len(texts["choices"]) == 4 and texts["usage"]["completion_tokens"] == 24
+    for wrong in ({"prompt": ["a"] * 17, "n": 16}, {"prompt": "a", "n": 0}):
+        reply = post(server, "/v1/completions", **wrong)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "n")
+    for path, asked in (("/completion", {"prompt": "a"}), ("/v1/responses", {"input": "a"})):
+        assert post(server, path, **asked, n=2).json()["error"]["param"] == "n"
+
+
 def test_prompts_are_counted_before_they_are_read(server: RunningServer) -> None:
     n_tokens = ask(server, "/v1/chat/completions", CHAT)["usage"]["prompt_tokens"]
     items = {"input": "the hen", "max_output_tokens": 1}
