@@ -342,6 +342,11 @@ def translate_flag(word: str, after: list[str], known: Container[str]) -> list[s
     here, with the cure.
     """
     name, equals, value = word.partition("=")
+    if name.startswith("--") and "_" in name:  # which llama.cpp takes for dashes
+        dashed = name.replace("_", "-")
+        if dashed in known:
+            return [f"{dashed}{equals}{value}"]
+        name = dashed
     flag = _FLAGS.get(name)
     if flag is None or name in known or "--model" not in known:
         return None

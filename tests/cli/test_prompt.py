@@ -210,6 +210,9 @@ def test_flags_of_newer_commands_become_ours() -> None:
     assert (args.prefix_cache_ram, args.cors, args.draft) == (512 * 2**20, ["a,b"], "d.gguf")
     assert (args.reasoning, warned) == ("off", [])
     assert read_config(args, SamplingParams).draft_tokens == "15"  # as many as are drafted here
+    args, warned = _parse("--ctx_size", "64", "--top_k=3", "--cache_ram", "2", verb="serve")
+    assert (read_config(args, RuntimeConfig).context_size, warned) == (64, [])
+    assert (read_config(args, SamplingParams).top_k, args.prefix_cache_ram) == (3, 2 * 2**20)
     assert _parse("-cnv", verb="chat")[1] == [
         "-cnv has no effect: 'edgeh2o chat' is a conversation"
     ]
