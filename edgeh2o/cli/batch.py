@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..sampling_config import SamplingParams
-from .chat_options import leaving_on_signals, read_template
+from .chat_options import add_template_options, leaving_on_signals, read_template
 from .model_options import (
     add_model_argument,
     add_model_options,
@@ -59,9 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="answer on the workers of this Dask scheduler, such as tcp://10.0.0.1:8786; MODEL is "
         "a path or a name there (needs edgeh2o[dask])",
     )
-    group = parser.add_argument_group("chat")
-    group.add_argument("--chat-template", metavar="FILE", help="as that of run")
-    group.add_argument("--chat-template-kwargs", metavar="JSON", help="as that of run")
+    add_template_options(parser.add_argument_group("chat"))
     add_sampling_defaults(parser, has_draft=False)  # answers are written side by side
     add_model_options(parser)
     add_verbosity_options(parser)

@@ -6,7 +6,7 @@ import argparse
 import json
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,19 @@ if TYPE_CHECKING:
     from ..llm import LLM
 
 
+_REASONING: Mapping[str, Mapping[str, bool]] = {
+    "on": {"enable_thinking": True},
+    "off": {"enable_thinking": False},
+    "auto": {},
+}
+_TEMPLATE_MARKS = ("{{", "{%")
+_TEMPLATES = {
+    "chatml": "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+}
+
+
 def add_chat_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Adds ``--system`` and what concerns the template; returns their group."""
     group = parser.add_argument_group("chat")
@@ -31,10 +44,16 @@ def add_chat_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup
         metavar="TEXT",
         help="system message of the conversation",
     )
+    add_template_options(group)
+    return group
+
+
+def add_template_options(group: argparse._ArgumentGroup) -> None:
+    """Adds ``--chat-template`` and what its variables are."""
     group.add_argument(
         "--chat-template",
         metavar="FILE",
-        help="jinja2 template that takes the place of the model's own",
+        help="jinja2 template that takes the place of the model's own; or its text, or chatml",
     )
     group.add_argument(
         "--chat-template-kwargs",
@@ -42,7 +61,12 @@ def add_chat_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup
         help="variables of the template as one JSON object, such as "
         '{"enable_thinking": false} (default: what the template does without)',
     )
-    return group
+    group.add_argument(
+        "--reasoning",
+        choices=tuple(_REASONING),
+        help="whether answers begin by reasoning, as far as the template knows that: its variable "
+        "enable_thinking (default: auto, what the template does without)",
+    )
 
 
 def read_template(args: argparse.Namespace) -> dict[str, Any]:
@@ -50,11 +74,16 @@ def read_template(args: argparse.Namespace) -> dict[str, Any]:
 
     Raises UsageError for a file that cannot be read and for variables that are no JSON object.
     """
-    path, text = args.chat_template, args.chat_template_kwargs
-    return {
-        "chat_template": None if path is None else read_text(path, flag="--chat-template"),
-        "chat_template_kwargs": None if text is None else _parse_variables(text),
+    template, text = args.chat_template, args.chat_template_kwargs
+    variables = {
+        **_REASONING[args.reasoning or "auto"],
+        **({} if text is None else _parse_variables(text)),
     }
+    if template is not None:
+        is_text = any(mark in template for mark in _TEMPLATE_MARKS)
+        known = template if is_text else _TEMPLATES.get(template)
+        template = read_text(template, flag="--chat-template") if known is None else known
+    return {"chat_template": template, "chat_template_kwargs": variables or None}
 
 
 def _parse_variables(text: str) -> dict[str, Any]:

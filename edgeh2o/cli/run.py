@@ -98,7 +98,7 @@ def execute(args: argparse.Namespace) -> int:
     options = read_model_options(args)
     check_together(sampling, options)
     prompt = read_prompt(args)
-    names = ("system", "chat_template", "chat_template_kwargs")
+    names = ("system", "chat_template", "chat_template_kwargs", "reasoning")
     if not args.chat and (given := [name for name in names if getattr(args, name) is not None]):
         flag = f"--{given[0].replace('_', '-')}"
         raise UsageError(f"{flag} is for a prompt that is the message of a chat; add --chat")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import EdgeH2OError, UsageError
 from ..sampling_config import SamplingParams
-from .chat_options import read_template
+from .chat_options import add_template_options, read_template
 from .model_options import (
     add_draft_option,
     add_model_argument,
@@ -74,22 +74,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--port", type=int, default=8080, metavar="N", help="(default: 8080)")
     group.add_argument(
-        "--api-key", metavar="KEY", help="what clients must send (better by EDGEH2O_API_KEY)"
+        "--api-key",
+        metavar="KEY",
+        help="what clients must send, or several with commas between them (better by "
+        "EDGEH2O_API_KEY)",
     )
     group.add_argument(
-        "--api-key-file", metavar="FILE", help="read the key from a file, such as a secret's"
+        "--api-key-file",
+        metavar="FILE",
+        help="read the key from a file, such as a secret's; several a line each",
     )
     group.add_argument(
         "--cors",
         action="append",
         metavar="ORIGIN",
-        help="pages of this origin may call the server; may be given several times",
+        help="pages of this origin may call the server, several with commas between them, * for "
+        "all, localhost for those of this machine; may be given several times",
     )
     group.add_argument(
         "--alias",
         type=utf8_text,
         metavar="NAME",
-        help="name of the model for clients (default: the file's)",
+        help="name of the model for clients, or several with commas between them (default: the "
+        "file's)",
+    )
+    group.add_argument(
+        "--tags",
+        type=utf8_text,
+        metavar="TAG,...",
+        help="what lists of models say of it besides",
     )
     group.add_argument(
         "--lora-init-without-apply",
@@ -127,17 +140,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder, and how much of it, for conversations that memory has no room for and "
         "those of a server that ends (default: none)",
     )
-    template = parser.add_argument_group("chat")
-    template.add_argument(
-        "--chat-template",
-        metavar="FILE",
-        help="jinja2 template that takes the place of the model's own",
-    )
-    template.add_argument(
-        "--chat-template-kwargs",
-        metavar="JSON",
-        help="variables of the template as one JSON object; requests may set others",
-    )
+    add_template_options(parser.add_argument_group("chat"))
     add_sampling_defaults(parser, has_draft=True)
     add_draft_option(parser)
     add_model_options(parser)
@@ -162,8 +165,8 @@ def execute(args: argparse.Namespace) -> int:
         idle = tuple(replace(adapter, scale=0.0) for adapter in options.runtime.lora)
         options = replace(options, runtime=replace(options.runtime, lora=idle))
     check_together(sampling, options)
-    key = _read_key(args)
-    if args.host not in LOOPBACK and key is None:
+    keys = _read_keys(args)
+    if args.host not in LOOPBACK and not keys:
         print_note(
             f"edgeh2o: warning: everybody who reaches {args.host} can use the model; set "
             "EDGEH2O_API_KEY"
@@ -191,10 +194,14 @@ def execute(args: argparse.Namespace) -> int:
             prefix_ram_bytes=args.prefix_cache_ram,
             prefix_disk=args.prefix_cache_disk,
         )
+        names = split_names(args.alias) or (model_name(options.model),)
         settings = ServerSettings(
-            model_name=args.alias or model_name(options.model),
-            api_key=key,
-            cors_origins=tuple(args.cors or ()),
+            model_name=names[0],
+            model_path=os.fsencode(options.model).decode("utf-8", "replace"),
+            aliases=names,
+            tags=split_names(args.tags),
+            api_keys=keys,
+            cors_origins=split_names(",".join(args.cors or ())),
             allowed_hosts=(*LOOPBACK, "[::1]") if args.host in LOOPBACK else None,
             parallel=args.parallel,
             max_queue=args.max_queue,
@@ -251,12 +258,20 @@ def parse_folder(text: str) -> tuple[Path, int]:
     return Path(folder), parse_size(size)
 
 
-def _read_key(args: argparse.Namespace) -> str | None:
+def split_names(text: str | None) -> tuple[str, ...]:
+    """The names of "one, two", each once."""
+    names = (name.strip() for name in (text or "").split(","))
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def _read_keys(args: argparse.Namespace) -> tuple[str, ...]:
+    """Those of the flag, between commas, or of the file, a line each."""
     if args.api_key is not None and args.api_key_file is not None:
         raise UsageError("--api-key and --api-key-file exclude each other")
-    key = args.api_key
+    keys = split_names(args.api_key)
     if args.api_key_file is not None:
-        key = read_text(args.api_key_file, flag="--api-key-file").strip()
-    if key is not None and not key:
+        lines = read_text(args.api_key_file, flag="--api-key-file").splitlines()
+        keys = tuple(line.strip() for line in lines if line.strip())
+    if not keys and (args.api_key is not None or args.api_key_file is not None):
         raise UsageError("the API key is empty; set another one, or none")
-    return None if key is None else str(key)
+    return keys

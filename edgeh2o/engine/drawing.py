@@ -10,19 +10,24 @@ if TYPE_CHECKING:
 
     from ._sampler import Sampler
     from .grammar import GrammarState
-    from .logits import LogitsProcessor
+    from .logits import DrawnProbabilities, LogitsProcessor
 
 
 class TokenDrawer:
-    """What changes the logits, what the grammar allows and the sampler, token by token."""
+    """What changes the logits, what the grammar allows and the sampler, token by token.
+
+    ``drawn`` notes what tokens are drawn from.
+    """
 
     def __init__(
         self,
         sampler: Sampler,
         processor: LogitsProcessor | None = None,
         grammar: GrammarState | None = None,
+        drawn: DrawnProbabilities | None = None,
     ) -> None:
         self._sampler, self._processor, self._grammar = sampler, processor, grammar
+        self._drawn = drawn
 
     @property
     def vocab_size(self) -> int:
@@ -38,9 +43,14 @@ class TokenDrawer:
 
         Raises ValueError where none can be drawn, UsageError where the grammar cannot go on.
         """
+        of = None if self._drawn is None else self._sampler.distribution(choice)
         if self._grammar is None:
-            return self._sampler.sample(choice)
-        return self._grammar.draw(self._sampler, choice)
+            token_id = self._sampler.sample(choice)
+        else:
+            token_id = self._grammar.draw(self._sampler, choice)
+        if self._drawn is not None and of is not None:
+            self._drawn.note(*of, token_id)
+        return token_id
 
     def accept(self, token_id: int) -> None:
         """``token_id`` was drawn. Raises UsageError where the grammar cannot go on."""

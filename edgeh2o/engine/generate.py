@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .draft_sources import DraftSource
     from .grammar import GrammarState
     from .learning import Learner
-    from .logits import LogitsProcessor
+    from .logits import DrawnProbabilities, LogitsProcessor
 
 # Short enough to survive JSON readers that keep numbers as doubles.
 SEED_BYTES = 4
@@ -73,11 +73,11 @@ class Generation:
     The runner must hold the first ``n_cached`` tokens of the prompt, with room for the rest. With
     ``stays_open`` a later prompt may go on from this one, or from a mark in it; it is read in
     batches of ``batch_size``. ``draft`` guesses tokens, ``learner`` looks on while the prompt is
-    read, ``processor`` changes the logits that tokens are drawn from, and ``grammar``, which the
-    caller makes of a schema, says which may be drawn. ``run`` are the fields of the statistics that
-    are known before. Counters and times, in seconds, are kept while it runs, so that they can be
-    read after an interrupt too. Raises UsageError for drafts that the runner cannot check, and for
-    a context that cannot be gone on past.
+    read, ``processor`` changes the logits that tokens are drawn from, ``drawn`` notes what those
+    are, and ``grammar``, which the caller makes of a schema, says which may be drawn. ``run`` are
+    the fields of the statistics that are known before. Counters and times, in seconds, are kept
+    while it runs, so that they can be read after an interrupt too. Raises UsageError for drafts
+    that the runner cannot check, and for a context that cannot be gone on past.
     """
 
     def __init__(
@@ -96,6 +96,7 @@ class Generation:
         draft: DraftSource | None = None,
         processor: LogitsProcessor | None = None,
         grammar: GrammarState | None = None,
+        drawn: DrawnProbabilities | None = None,
         started_at: float | None = None,
         run: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
@@ -137,6 +138,7 @@ class Generation:
         self._on_prefill = on_prefill
         self._learner = learner
         self._processor, self._grammar = with_penalties(processor, sampling), grammar
+        self._drawn = drawn
         self._started_at = time.perf_counter() if started_at is None else started_at
 
     @property
@@ -170,7 +172,7 @@ class Generation:
                 context_size=self.runner.max_context,
                 seed=self.seed,
             )
-            drawer = TokenDrawer(sampler, self._processor, self._grammar)
+            drawer = TokenDrawer(sampler, self._processor, self._grammar, self._drawn)
             decode = self.runner.decode
             if self.speculation is not None:
                 self.speculation.draw_like(drawer)

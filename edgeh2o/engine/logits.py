@@ -90,6 +90,31 @@ def with_penalties(
     return penalties if processor is None else ProcessorChain([processor, penalties])
 
 
+class DrawnProbabilities:
+    """Notes of each token what it was drawn from, after all filters and the temperature.
+
+    ``records[i]`` are pairs (token id, natural logarithm of its probability), most likely first,
+    of the ``count`` likeliest that the i-th token was drawn among; ``logprobs[i]`` is that of the
+    token itself, -inf where a grammar chose another one.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.records: list[list[tuple[int, float]]] = []
+        self.logprobs: list[float] = []
+
+    def note(
+        self, tokens: NDArray[np.int32], probabilities: NDArray[np.float64], token_id: int
+    ) -> None:
+        """``token_id`` was drawn of ``tokens`` [n], most likely first, with ``probabilities``."""
+        (places,) = np.nonzero(tokens == token_id)
+        with np.errstate(divide="ignore"):
+            logarithms = np.log(probabilities)
+        self.logprobs.append(float(logarithms[places[0]]) if len(places) else -np.inf)
+        pairs = zip(tokens[: self._count].tolist(), logarithms.tolist(), strict=False)
+        self.records.append([(token, value) for token, value in pairs if value > -np.inf])
+
+
 class TopLogProbabilities:
     """Notes the ``count`` most likely tokens before each that was drawn, and their logarithms.
 

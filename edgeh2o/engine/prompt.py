@@ -17,7 +17,7 @@ from .transcript import Transcript
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..tokenizer.chat_template import ChatTemplate, Message
+    from ..tokenizer.chat_template import Begun, ChatTemplate, Message
     from .models import DescribedModel
     from .plan import RunPlan
 
@@ -29,10 +29,14 @@ CHEAP_PROMPT_TOKENS = 2**17
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """``encode_from(i)`` gives the ids of its text from character i on, all of one without text."""
+    """``encode_from(i)`` gives the ids of its text from character i on, all of one without text.
+
+    ``text`` is that as a reader would have it.
+    """
 
     transcript: Transcript | None
     encode_from: Callable[[int], list[int]]
+    text: str = ""
 
     def encode(self, known: Transcript | None = None) -> NDArray[np.int32]:
         """Token ids [n]; what ``known`` has in common with the text keeps its own.
@@ -74,10 +78,15 @@ class PromptReader:
         self._latest: tuple[object, Prompt] | None = None
 
     @property
+    def template_source(self) -> object:
+        """The text of the template in use, that of the model unchecked; None if there is none."""
+        return self._source or self.model.chat_template
+
+    @property
     def chat_template(self) -> ChatTemplate:
         """The template in use. Raises UsageError if there is none, FormatError if it is broken."""
         if self._template is None:
-            self._template = self._compile(self._source or self.model.chat_template)
+            self._template = self._compile(self.template_source)
         return self._template
 
     @property
@@ -123,17 +132,29 @@ class PromptReader:
         )
 
     def open_chat(
-        self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        continues: Begun | None = None,
+        add_generation_prompt: bool = True,
     ) -> Prompt:
         """The prompt that the template makes of ``messages``. Raises as both it and ``open`` do.
 
         ``variables`` are of this conversation alone; with ``tools`` among them the template is
-        ``tool_template``.
+        ``tool_template``. The others are those of ``ChatTemplate.render``.
         """
         given = {**(self._variables or {}), **(variables or {})}
         template = self.tool_template if given.get("tools") else self.chat_template
-        chat = template.render(messages, variables=variables)
-        return self._open_text(chat.text, chat, partial(template.encode_rendered, chat))
+        chat = template.render(
+            messages,
+            variables=variables,
+            continues=continues,
+            add_generation_prompt=add_generation_prompt,
+        )
+        return self._open_text(
+            chat.text, chat, partial(template.encode_rendered, chat), plain=chat.plain_text
+        )
 
     def _open_text(
         self,
@@ -142,12 +163,16 @@ class PromptReader:
         encode_from: Callable[[int], list[int]],
         *,
         parse_special: bool = True,
+        plain: str | None = None,
     ) -> Prompt:
         """``key`` tells what is tokenised: a prompt that was checked keeps its ids."""
         if self._latest is None or self._latest[0] != key:
             self._refuse_hopeless_length(self.model.tokenizer.count_at_least(text))
             transcript = Transcript(prompt=text, parse_special=parse_special)
-            self._latest = key, Prompt(transcript, lru_cache(maxsize=4)(encode_from))
+            prompt = Prompt(
+                transcript, lru_cache(maxsize=4)(encode_from), text if plain is None else plain
+            )
+            self._latest = key, prompt
         return self._latest[1]
 
     def _refuse_hopeless_length(self, n_tokens: int) -> None:

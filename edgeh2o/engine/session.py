@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ..lora_config import LoraAdapter
     from .draft_sources import DraftProvider
     from .grammar import GrammarState
-    from .logits import LogitsProcessor
+    from .logits import DrawnProbabilities, LogitsProcessor
     from .models import LoadedModel
     from .plan import RunPlan
     from .prompt import Prompt, PromptReader
@@ -115,6 +115,7 @@ class Session:
         processor: LogitsProcessor | None = None,
         grammar: GrammarState | None = None,
         lora: Mapping[int, float] | None = None,
+        drawn: DrawnProbabilities | None = None,
     ) -> Generation:
         """Makes room for a prompt and its answer, and ends the prompt before.
 
@@ -175,6 +176,7 @@ class Session:
             draft=draft,
             processor=processor,
             grammar=grammar,
+            drawn=drawn,
             started_at=started_at,
             run={
                 **self.cache.running.report(len(token_ids)),

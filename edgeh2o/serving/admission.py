@@ -153,7 +153,7 @@ class Admission:
     async def answer(
         self, request: GenerationRequest, ticket: Ticket
     ) -> AsyncGenerator[Event, None]:
-        """The events of an answer; of progress the first and the latest.
+        """The events of an answer; of progress the first, the latest and the last.
 
         Raises what the engine raises.
 
@@ -186,7 +186,8 @@ class Admission:
         is_first = True
         try:
             while (event := await events.get()) is not None:
-                if isinstance(event, Progress) and not events.empty() and not is_first:
+                is_partial = isinstance(event, Progress) and event.done < event.total
+                if is_partial and not events.empty() and not is_first:
                     continue
                 is_first = False
                 yield event

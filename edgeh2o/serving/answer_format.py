@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .answers import Finished, Piece, Progress
 from .api_error import ApiError
+
+if TYPE_CHECKING:
+    from ..engine.stats import GenerationStats
 
 Chunk = dict[str, Any]
 
@@ -64,14 +67,28 @@ def describe_progress(progress: Progress) -> dict[str, Any]:
     }
 
 
-def timings(finished: Finished) -> dict[str, Any]:
+def reading_timings(progress: Progress) -> dict[str, Any]:
+    """As ``timings``, while the prompt is read."""
+    n_read, seconds = progress.done, progress.elapsed_s
+    is_measured = n_read > 0 and seconds > 0
+    return {
+        "cache_n": progress.cached,
+        "prompt_n": n_read,
+        "prompt_ms": seconds * 1e3 if n_read else 0.0,
+        "prompt_per_token_ms": seconds * 1e3 / n_read if is_measured else 0.0,
+        "prompt_per_second": n_read / seconds if is_measured else 0.0,
+        **dict.fromkeys(("predicted_n", "predicted_ms"), 0),
+        **dict.fromkeys(("predicted_per_token_ms", "predicted_per_second"), 0.0),
+    }
+
+
+def timings(stats: GenerationStats) -> dict[str, Any]:
     """Rates and times of an answer by the names of llama-server, and two of its own.
 
     A rate that was not measured is 0; the first token counts with the prompt.
     """
-    stats = finished.stats
     prompt_tps, decode_tps = stats.prefill_tps or 0.0, stats.decode_tps or 0.0
-    said = {
+    said: dict[str, Any] = {
         "cache_n": stats.cached_tokens,
         "prompt_n": stats.prompt_tokens - stats.cached_tokens,
         "prompt_ms": stats.prefill_s * 1e3,
@@ -82,8 +99,9 @@ def timings(finished: Finished) -> dict[str, Any]:
         "predicted_per_token_ms": 1e3 / decode_tps if decode_tps else 0.0,
         "predicted_per_second": decode_tps,
         "time_to_first_token_s": stats.ttft_s,
-        "note": stats.note,
     }
+    if stats.note:
+        said["note"] = stats.note
     if stats.drafted_tokens:
         said |= {"draft_n": stats.drafted_tokens, "draft_n_accepted": stats.accepted_tokens}
     return said

@@ -12,12 +12,19 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from ..engine.grammar import Grammar, compiler_of
-from ..engine.logits import LogitsProcessor, Penalties, ProcessorChain, TopLogProbabilities
+from ..engine.logits import (
+    DrawnProbabilities,
+    LogitsProcessor,
+    Penalties,
+    ProcessorChain,
+    TopLogProbabilities,
+)
 from ..engine.prompt import Prompt
 from ..engine.saved_plan import plan_of_fingerprint
 from .api_error import ApiError, PromptTooLongError
 from .conversations import ConversationPool
 from .prefix_disk import PrefixDisk
+from .prompt_fields import join_prompt, resolve_bias
 from .prompt_scores import score_prompt
 from .questions import count_question
 from .requests import GenerationRequest
@@ -53,11 +60,15 @@ class TokenRecord:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one token has made certain: text, and the token itself, unless it may be taken away."""
+    """What one token has made certain: text, and the token itself, unless it may be taken away.
+
+    ``stats`` is what the answer has cost so far, if that was asked for.
+    """
 
     segments: tuple[Segment, ...]
     record: TokenRecord | None = None
     token_id: int | None = None
+    stats: GenerationStats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +85,14 @@ class Progress:
 class Finished:
     """The end of an answer: "stop", "length" or "tool_calls", and what it cost.
 
-    ``stop_text`` is the one that ended it, if any did.
+    ``stop_text`` is the one that ended it, if any did; ``prompt`` the text that it was to go on
+    with, "" where that was token ids.
     """
 
     finish_reason: str
     stats: GenerationStats
     stop_text: str = ""
+    prompt: str = ""
 
 
 Event = Piece | Progress | Finished
@@ -155,7 +168,9 @@ class AnswerEngine:
             prompts = self.pool.prompts
             if request.kind == "text":
                 text = request.prompt
-                return prompts.open(text if isinstance(text, str) else list(text))
+                if not isinstance(text, str):
+                    return prompts.open(join_prompt(text, self.tokenizer))
+                return prompts.open(text)
             messages, variables = list(request.messages), dict(request.template_variables)
             offered = request.tools if request.tool_choice.mode != "none" else ()
             template = prompts.tool_template if offered else prompts.chat_template
@@ -166,7 +181,12 @@ class AnswerEngine:
                     messages = describe_tools(messages, offered, has_system_role=has_system_role)
             elif offered:
                 variables["tools"] = [dict(tool.source) for tool in offered]
-            return prompts.open_chat(messages, variables)
+            return prompts.open_chat(
+                messages,
+                variables,
+                continues=request.continues,
+                add_generation_prompt=request.begins_answer,
+            )
 
     def answer(
         self, request: GenerationRequest, emit: Callable[[Event], None], ticket: Ticket
@@ -179,17 +199,22 @@ class AnswerEngine:
         form, scales = self._grammar_of(request), self.adapters.scales_of(request)
         grammar = None if form is None else self.grammars.compile(form)
         processor, top = self._processors(request)
+        shows_drawn = request.shows_drawn and request.top_logprobs is not None
+        drawn = DrawnProbabilities(request.top_logprobs or 0) if shows_drawn else None
         prompt = self.open_prompt(request)
         ticket.require()
-        n_question = count_question(prompt, request.messages)
+        asked = request.messages if request.continues is None else request.messages[:-1]
+        n_question = count_question(prompt, asked)
         text = prompt.transcript.prompt if prompt.transcript is not None else ""
+        begins_thoughts = text.rstrip().endswith(THINKING_BEGINS)
+        begins_thoughts |= request.continues == "reasoning_content"
         choice = request.tool_choice
         tools = [tool for tool in request.tools if choice.name in (None, tool.name)]
         parser = AnswerParser(
             {tool.name: tool.parameters for tool in tools} if choice.mode != "none" else {},
             is_call=choice.is_forced,
             is_plain=request.kind == "text",
-            is_thinking=text.rstrip().endswith(THINKING_BEGINS) and _may_end_thoughts(form),
+            is_thinking=begins_thoughts and _may_end_thoughts(form),
         )
         sampling = request.sampling
         if grammar is not None:  # it says itself where an answer may end
@@ -220,6 +245,7 @@ class AnswerEngine:
                 keep_cache=True,
                 processor=processor,
                 grammar=grammar,
+                drawn=drawn,
             )
             runner = conversation.runner
             assert runner is not None
@@ -242,15 +268,24 @@ class AnswerEngine:
                     if is_done:
                         del segments[segments.index(calls[0]) + 1 :], calls[1:]
                     record = None
-                    if top is not None and chunk.logprob is not None:
+                    if drawn is not None:
+                        noted = drawn.logprobs[index], drawn.records[index]
+                        record = self._record(chunk.token_id, *noted)
+                    elif top is not None and chunk.logprob is not None:
                         record = self._record(chunk.token_id, chunk.logprob, top.records[index])
                     ids.append(chunk.token_id)
                     records.append(record)
                     certain = range(n_told, chunk.certain_tokens)
                     for i in certain[:-1]:  # a stop text might have taken them away
                         emit(Piece((), records[i], ids[i]))
-                    of_token = (records[certain[-1]], ids[certain[-1]]) if certain else ()
-                    emit(Piece(tuple(segments), *of_token))
+                    emit(
+                        Piece(
+                            tuple(segments),
+                            records[certain[-1]] if certain else None,
+                            ids[certain[-1]] if certain else None,
+                            stream.result().stats if request.wants_timings else None,
+                        )
+                    )
                     n_told, stop_text = max(n_told, chunk.certain_tokens), chunk.stop_text
                     if is_done:
                         break
@@ -263,7 +298,7 @@ class AnswerEngine:
                 stream.close()
         is_called = bool(calls) and not calls[-1].is_cut
         reason = "tool_calls" if is_called else str(result.finish_reason)
-        emit(Finished(reason, result.stats, stop_text))
+        emit(Finished(reason, result.stats, stop_text, prompt.text))
 
     def _echo(
         self,
@@ -302,19 +337,20 @@ class AnswerEngine:
         """What changes and what notes the logits, in the order in which they are called."""
         processors: list[LogitsProcessor] = []
         top = None
-        if request.top_logprobs is not None:
+        if request.top_logprobs is not None and not request.shows_drawn:
             top = TopLogProbabilities(request.top_logprobs)
             processors.append(top)
         if request.bias or request.presence_penalty or request.frequency_penalty:
             vocab_size = self.pool.plan.config.vocab_size
-            if any(token_id >= vocab_size for token_id in request.bias):
+            biases = resolve_bias(request.bias, self.tokenizer)
+            if any(token_id >= vocab_size for token_id in biases):
                 raise ApiError(
                     f"'logit_bias' names a token beyond the vocabulary of {vocab_size}",
                     param="logit_bias",
                 )
             processors.append(
                 Penalties(
-                    request.bias,
+                    biases,
                     presence=request.presence_penalty,
                     frequency=request.frequency_penalty,
                 )

@@ -76,6 +76,12 @@ class PromptTooLongError(ApiError):
         )
         self._n_tokens, self._limit = n_tokens, limit
 
+    def to_dict(self) -> dict[str, Any]:
+        """With the numbers by the names of llama-server."""
+        told = super().to_dict()
+        told["error"] |= {"n_prompt_tokens": self._n_tokens, "n_ctx": self._limit}
+        return told
+
     def to_anthropic_dict(self) -> dict[str, Any]:
         """In the words by which agents know it there."""
         told = super().to_anthropic_dict()

@@ -38,11 +38,14 @@ from .llama_server import CompletionFormat
 from .metrics import Metrics
 from .openai_format import ChatFormat, TextFormat, join_answers
 from .page import page_response
+from .prompt_fields import MAX_PROMPTS
 from .requests import (
     GenerationRequest,
     read_chat_request,
-    read_completion_request,
+    read_completion_requests,
     read_text_requests,
+    repeat_request,
+    take_count,
 )
 from .responses_format import ResponsesFormat
 from .responses_request import read_responses_request
@@ -53,12 +56,20 @@ if TYPE_CHECKING:
     from .fields import Fields
 
 DRAIN_S = 20.0
+_NO_VECTORS = "this server runs models that generate text; use another one for embeddings"
+_NO_RANKS = "this server runs models that generate text; use another one to rank documents"
+_NO_SOUND = "this server reads text only"
 _NOT_SERVED = {
-    "/v1/embeddings": "this server runs models that generate text; use another one for embeddings",
-    "/v1/audio/transcriptions": "this server reads text only",
+    **dict.fromkeys(("/v1/embeddings", "/embeddings", "/embedding"), _NO_VECTORS),
+    **dict.fromkeys(("/v1/rerank", "/rerank", "/v1/reranking", "/reranking"), _NO_RANKS),
+    **dict.fromkeys(("/v1/audio/transcriptions", "/audio/transcriptions"), _NO_SOUND),
     "/v1/images/generations": "this server writes text only",
+    "/props": "its properties do not change while it runs; start it with other flags",
 }
-_OPEN_PATHS = ("/health", "/")  # without an API key
+# Origins that "localhost" stands for.
+_OWN_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?"
+_PREFIXES = ("/v1", "")
+_OPEN_PATHS = ("/health", "/v1/health", "/")  # without an API key
 
 
 def make_app(engine: AnswerEngine, settings: ServerSettings) -> Starlette:
@@ -74,30 +85,31 @@ class _Server:
         self._admission = Admission(
             engine, self._metrics, parallel=settings.parallel, max_queue=settings.max_queue
         )
-        post, get = ["POST"], ["GET"]
-        routes = [
-            Route("/", self._guard(page_response), methods=get),
-            Route("/v1/chat/completions", self._guard(self._chat), methods=post),
-            Route("/v1/completions", self._guard(self._complete), methods=post),
-            # As llama-server names them.
-            Route("/chat/completions", self._guard(self._chat), methods=post),
-            Route("/completion", self._guard(self._complete_bare), methods=post),
-            Route("/completions", self._guard(self._complete_bare), methods=post),
-            Route("/infill", self._guard(self._infill), methods=post),
-            Route("/apply-template", self._guard(self._apply_template), methods=post),
-            Route("/v1/responses", self._guard(self._respond_to_items), methods=post),
-            Route(ANTHROPIC_PATH, self._guard(self._message), methods=post),
-            Route(f"{ANTHROPIC_PATH}/count_tokens", self._guard(self._count_tokens), methods=post),
-        ]
+        get, post = ["GET"], ["POST"]
+        routes = [Route("/", self._guard(page_response), methods=get)]
+        for handler, paths in (
+            # Those without /v1 as llama-server names them.
+            (self._chat, ("/v1/chat/completions", "/chat/completions")),
+            (self._complete, ("/v1/completions",)),
+            (self._complete_bare, ("/completion", "/completions")),
+            (self._infill, ("/infill",)),
+            (self._apply_template, ("/apply-template",)),
+            (self._respond_to_items, ("/v1/responses", "/responses")),
+            (self._message, (ANTHROPIC_PATH,)),
+            (self._count_tokens, (f"{ANTHROPIC_PATH}/count_tokens",)),
+            (self._count_of_chat, tuple(f"{p}/chat/completions/input_tokens" for p in _PREFIXES)),
+            (self._count_of_items, tuple(f"{p}/responses/input_tokens" for p in _PREFIXES)),
+            (self._refuse, tuple(_NOT_SERVED)),
+        ):
+            routes += [Route(path, self._guard(handler), methods=post) for path in paths]
         routes += Descriptions(engine, settings, self._admission, self._metrics).routes(self._guard)
-        for path in _NOT_SERVED:
-            routes.append(Route(path, self._guard(self._refuse), methods=post))
         middleware = [Middleware(HeldBodies)]
         if settings.cors_origins:
             middleware.append(
                 Middleware(
                     CORSMiddleware,
-                    allow_origins=list(settings.cors_origins),
+                    allow_origins=settings.cors_origins,
+                    allow_origin_regex=_OWN_PAGES if "localhost" in settings.cors_origins else None,
                     allow_methods=["GET", "POST"],
                     allow_headers=["*"],
                 )
@@ -136,14 +148,15 @@ class _Server:
         return guarded
 
     def _require_key(self, request: Request) -> None:
-        key = self._settings.api_key
-        if key is None or request.url.path in _OPEN_PATHS:
+        keys = self._settings.api_keys
+        if not keys or request.url.path in _OPEN_PATHS:
             return
         kind, _, bearer = request.headers.get("authorization", "").partition(" ")
         # The latter is of Anthropic's interface.
-        keys = [bearer if kind.lower() == "bearer" else "", request.headers.get("x-api-key", "")]
+        given = [bearer if kind.lower() == "bearer" else "", request.headers.get("x-api-key", "")]
         # What is compared are the bytes of the header.
-        if any(hmac.compare_digest(sent.encode("latin-1"), key.encode()) for sent in keys):
+        pairs = [(sent.encode("latin-1"), key.encode()) for sent in given for key in keys]
+        if any([hmac.compare_digest(sent, key) for sent, key in pairs]):  # always all of them
             return
         raise ApiError(
             "Incorrect API key provided; send it as 'Authorization: Bearer KEY', or as 'x-api-key'",
@@ -160,28 +173,46 @@ class _Server:
 
     async def _chat(self, request: Request) -> Response:
         # Nothing else of the body is kept while the request waits.
-        wanted = read_chat_request(await read_body(request), self._settings.sampling)
-        form = ChatFormat(self._name_for(wanted), include_usage=wanted.include_usage)
-        return await self._respond(request, wanted, form)
+        fields, n = take_count(await read_body(request))
+        wanted = repeat_request(read_chat_request(fields, self._settings.sampling), n)
+        forms = []
+        for each in wanted:
+            form = ChatFormat(self._name_for(each), include_usage=each.include_usage)
+            if fields.flag("verbose"):
+                form.verbose = self._bare_form(fields, each)
+            forms.append(form)
+        del fields
+        if n == 1:
+            return await self._respond(request, wanted[0], forms[0])
+        return JSONResponse(join_answers(await self._answer_all(request, wanted, forms, n), n))
 
     async def _complete(self, request: Request) -> Response:
-        wanted = read_text_requests(await read_body(request), self._settings.sampling)
-        if len(wanted) > 1:
-            return await self._respond_to_all(request, wanted)
-        (only,) = wanted
-        form = TextFormat(self._name_for(only), include_usage=only.include_usage)
-        return await self._respond(request, only, form)
+        fields, n = take_count(await read_body(request))
+        prompts = read_text_requests(fields, self._settings.sampling)
+        if len(prompts) * n > MAX_PROMPTS:
+            raise ApiError(f"more than {MAX_PROMPTS} answers are wanted", param="n")
+        wanted = [each for prompt in prompts for each in repeat_request(prompt, n)]
+        del fields
+        usage = wanted[0].include_usage
+        forms = [TextFormat(self._name_for(each), include_usage=usage) for each in wanted]
+        if len(wanted) == 1:
+            return await self._respond(request, wanted[0], forms[0])
+        return JSONResponse(join_answers(await self._answer_all(request, wanted, forms, n), n))
 
     async def _complete_bare(self, request: Request) -> Response:
         fields = await read_body(request)
-        wanted = read_completion_request(fields, self._settings.sampling)
-        form = self._bare_form(fields, wanted)
+        wanted = read_completion_requests(fields, self._settings.sampling)
+        forms = [self._bare_form(fields, each, index) for index, each in enumerate(wanted)]
         del fields
-        return await self._respond(request, wanted, form)
+        if len(wanted) == 1:
+            return await self._respond(request, wanted[0], forms[0])
+        return JSONResponse(await self._answer_all(request, wanted, forms))
 
-    def _bare_form(self, fields: Fields, wanted: GenerationRequest) -> CompletionFormat:
-        name, returns_tokens = self._name_for(wanted), fields.flag("return_tokens")
-        return CompletionFormat(name, wanted, returns_tokens=returns_tokens)
+    def _bare_form(
+        self, fields: Fields, wanted: GenerationRequest, index: int = 0
+    ) -> CompletionFormat:
+        name, tokenizer = self._name_for(wanted), self._engine.tokenizer
+        return CompletionFormat(name, wanted, tokenizer, fields, index=index)
 
     def _name_for(self, wanted: GenerationRequest) -> str:
         """The name of what answers: the model, or an adapter that is asked for by its own."""
@@ -210,19 +241,27 @@ class _Server:
         return await self._respond(request, wanted, form)
 
     async def _count_tokens(self, request: Request) -> Response:
-        wanted = read_messages_request(
-            await read_body(request), self._settings.sampling, needs_most=False
-        )
-        return JSONResponse({"input_tokens": await asyncio.to_thread(self._count, wanted)})
+        fields, defaults = await read_body(request), self._settings.sampling
+        return await self._count(read_messages_request(fields, defaults, needs_most=False))
 
-    def _count(self, wanted: GenerationRequest) -> int:
-        return len(self._engine.open_prompt(wanted).encode())
+    async def _count_of_chat(self, request: Request) -> Response:
+        return await self._count(
+            read_chat_request(await read_body(request), self._settings.sampling)
+        )
+
+    async def _count_of_items(self, request: Request) -> Response:
+        wanted = read_responses_request(await read_body(request), self._settings.sampling)
+        return await self._count(wanted, object="response.input_tokens")
+
+    async def _count(self, wanted: GenerationRequest, **said: str) -> Response:
+        """The tokens of its prompt, which is made and not read."""
+        ids = await asyncio.to_thread(lambda: self._engine.open_prompt(wanted).encode())
+        return JSONResponse({**said, "input_tokens": len(ids)})
 
     async def _apply_template(self, request: Request) -> Response:
         wanted = read_chat_request(await read_body(request), self._settings.sampling)
         prompt = await asyncio.to_thread(self._engine.open_prompt, wanted)
-        text = "" if prompt.transcript is None else prompt.transcript.prompt
-        return JSONResponse({"prompt": text})
+        return JSONResponse({"prompt": prompt.text})
 
     async def _respond(
         self, request: Request, wanted: GenerationRequest, form: AnswerFormat
@@ -248,21 +287,34 @@ class _Server:
         chunks = format_stream(form, first, events, wanted)
         return EventStream(form, chunks, lambda: end_work(first, events))
 
-    async def _respond_to_all(
-        self, request: Request, wanted: Sequence[GenerationRequest]
-    ) -> Response:
-        """Several prompts of one body: as many at once as there are places, all or none."""
+    async def _answer_all(
+        self,
+        request: Request,
+        wanted: Sequence[GenerationRequest],
+        forms: Sequence[AnswerFormat],
+        n_of_prompt: int = 1,
+    ) -> list[Chunk]:
+        """Several answers of one body: as many at once as there are places, all or none.
+
+        Those of a prompt follow each other in ``wanted``; the first is written alone, and its
+        prompt is not read again for the others.
+        """
         places = asyncio.Semaphore(self._settings.parallel)
 
-        async def answer(each: GenerationRequest) -> Chunk:
-            form = TextFormat(self._name_for(each))
+        async def answer(each: GenerationRequest, form: AnswerFormat) -> Chunk:
             async with places, aclosing(self._events(request, each, form)) as events:
                 return form.whole(*await collect(events))
 
-        work = asyncio.ensure_future(gather_all([answer(each) for each in wanted]))
+        async def answer_prompt(first: int) -> list[Chunk]:
+            said = [await answer(wanted[first], forms[first])]
+            rest = range(first + 1, first + n_of_prompt)
+            return said + await gather_all([answer(wanted[i], forms[i]) for i in rest])
+
+        prompts = range(0, len(wanted), n_of_prompt)
+        work = asyncio.ensure_future(gather_all([answer_prompt(first) for first in prompts]))
         try:
             await finish_or_leave(request, work)
-            return JSONResponse(join_answers(work.result()))
+            return [each for said in work.result() for each in said]
         finally:
             await end_all(work)
 

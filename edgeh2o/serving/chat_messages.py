@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -14,6 +15,7 @@ MAX_MESSAGES = 4096
 MAX_PARTS = 4096
 MAX_CALLS = 128
 _ROLE = re.compile(r"[\w-]{1,64}", re.ASCII)
+_TEXTS = ("content", "reasoning_content")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
@@ -27,6 +29,37 @@ def read_message(message: Fields) -> dict[str, Any]:
     if calls:
         read["tool_calls"] = [_read_call(call) for call in calls]
     return read
+
+
+def read_continuation(
+    fields: Fields, messages: Sequence[Mapping[str, Any]], *, goes_on: bool
+) -> dict[str, Any]:
+    """Which text of the last message the answer goes on with, and whether one is begun at all.
+
+    ``continue_final_message`` is true, as of vLLM, or the name of that text; where it is not there,
+    ``goes_on`` says whether a last message of the assistant without calls is such a beginning.
+    Raises ApiError for one that cannot be.
+    """
+    given, begins = fields.raw("continue_final_message"), fields.raw("add_generation_prompt")
+    last = messages[-1]
+    if given is None:
+        given = goes_on and last["role"] == "assistant" and not last.get("tool_calls")
+    if given not in (True, False, *_TEXTS):
+        fields.refuse("continue_final_message", "true, false, 'content' or 'reasoning_content'")
+    if not given:
+        return {"begins_answer": fields.flag("add_generation_prompt", True)}
+    if last["role"] != "assistant" or last.get("tool_calls"):
+        raise ApiError(
+            "'continue_final_message' needs a last message of the assistant, without calls",
+            param="continue_final_message",
+        )
+    if begins is True:
+        raise ApiError(
+            "'add_generation_prompt' and going on with the last message exclude each other",
+            param="add_generation_prompt",
+        )
+    is_thought = not last["content"] and last.get("reasoning_content")
+    return {"continues": given if given in _TEXTS else _TEXTS[1 if is_thought else 0]}
 
 
 def read_role(message: Fields) -> str:

@@ -46,15 +46,16 @@ class Descriptions:
         """The paths; ``guard`` is around every handler."""
         post, get = ["POST"], ["GET"]
         routes = [
-            Route("/health", guard(self._health), methods=get),
             Route("/metrics", guard(self._show_metrics), methods=get),
             Route("/props", guard(self._props), methods=get),
             Route("/slots", guard(self._slots), methods=get),
             Route("/lora-adapters", guard(self._adapters), methods=get),
             Route("/lora-adapters", guard(self._set_adapters), methods=post),
+            Route("/slots/{place}", guard(self._refuse_slot), methods=post),
         ]
         for prefix in ("", "/v1"):
             routes += [
+                Route(f"{prefix}/health", guard(self._health), methods=get),
                 Route(f"{prefix}/models", guard(self._models), methods=get),
                 Route(f"{prefix}/tokenize", guard(self._tokenize), methods=post),
                 Route(f"{prefix}/detokenize", guard(self._detokenize), methods=post),
@@ -68,7 +69,8 @@ class Descriptions:
         return JSONResponse({"status": "ok"})
 
     async def _show_metrics(self, _: Request) -> Response:
-        return Response(self._metrics.render(), media_type=CONTENT_TYPE)
+        headers = {"Process-Start-Time-Unix": str(self._started_at)}
+        return Response(self._metrics.render(), media_type=CONTENT_TYPE, headers=headers)
 
     @cached_property
     def _lengths(self) -> Mapping[str, str]:
@@ -78,7 +80,7 @@ class Descriptions:
     async def _props(self, _: Request) -> Response:
         pool = self._engine.pool
         plan = pool.plan.for_length(pool.plan.context_size or 0)  # else by the prompt
-        template = pool.model.chat_template
+        template = pool.prompts.template_source
         own = {
             "model": self._settings.model_name,
             "context_size": pool.context_limit,
@@ -88,11 +90,7 @@ class Descriptions:
             "attention": {**plan.report()["attention"], **self._lengths},
         }
         of_llama_server = describe_server(
-            model=self._settings.model_name,
-            n_context=pool.context_limit,
-            n_slots=self._settings.parallel,
-            template=template,
-            defaults=self._settings.sampling,
+            self._settings, self._engine.tokenizer, template, n_context=pool.context_limit
         )
         return JSONResponse(own | of_llama_server)
 
@@ -113,17 +111,35 @@ class Descriptions:
         self._engine.adapters.set_scales(scales)
         return JSONResponse({"success": True})
 
+    async def _refuse_slot(self, _: Request) -> Response:
+        raise ApiError(
+            "slots are not saved, restored or erased: conversations are kept by themselves, and "
+            "every prompt goes on from what any of them has read; --prefix-cache-disk DIR,SIZE "
+            "keeps them over a restart",
+            status=501,
+            code="unsupported_endpoint",
+        )
+
     def _describe_model(self, name: str) -> dict[str, Any]:
         """The model, or an adapter, which clients may ask for as for a model."""
         pool, own = self._engine.pool, self._settings.model_name
+        config, is_own = pool.plan.config, name == own
         return {
             "id": name,
             "object": "model",
             "created": self._started_at,
             "owned_by": "edgeh2o",
+            "aliases": list(self._settings.aliases) if is_own else [],
+            "tags": list(self._settings.tags),
             "context_length": pool.context_limit,
             "max_model_len": pool.context_limit,
-            **({} if name == own else {"parent": own}),
+            **({} if is_own else {"parent": own}),
+            "meta": {
+                "n_vocab": config.vocab_size,
+                "n_ctx": pool.context_limit,
+                "n_ctx_train": config.context_length,
+                "size": pool.model.weight_bytes,
+            },
         }
 
     async def _models(self, _: Request) -> Response:
@@ -136,6 +152,8 @@ class Descriptions:
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
+        if name in self._settings.aliases:
+            name = self._settings.model_name
         if name not in self._names:
             raise ApiError(
                 f"The model '{name[:200]}' does not exist", status=404, code="model_not_found"

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from .answer_format import AnswerFormat
+from .answer_format import AnswerFormat, reading_timings, timings
 from .answers import Event, Finished, Piece, Progress
 from .api_error import ApiError
 from .requests import GenerationRequest
@@ -43,10 +43,14 @@ async def format_stream(
             yield chunk
     while event is not None:
         if isinstance(event, Progress):
-            yield form.progress(event) if wanted.wants_progress else None
+            told = form.progress(event) if wanted.wants_progress else None
+            if told is not None and wanted.wants_timings:
+                told |= {"timings": reading_timings(event)}
+            yield told
         elif isinstance(event, Piece):
+            so_far = {} if event.stats is None else {"timings": timings(event.stats)}
             for chunk in form.pieces(event):
-                yield chunk
+                yield chunk | so_far
         else:
             for chunk in form.end(event):
                 yield chunk

@@ -73,6 +73,11 @@ class Fields:
         """The value as it is, None if there is none."""
         return self._values.get(name)
 
+    def without(self, name: str) -> Fields:
+        """The others."""
+        rest = {key: value for key, value in self._values.items() if key != name}
+        return Fields(rest, self._path)
+
     def first(self, *names: str) -> str:
         """The first of several names of one field that has a value, else the last."""
         return next((name for name in names if self._values.get(name) is not None), names[-1])

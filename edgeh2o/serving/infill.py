@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .api_error import ApiError
 from .fields import Fields
-from .requests import GenerationRequest, read_completion_request
+from .requests import GenerationRequest, read_completion_requests
 
 if TYPE_CHECKING:
     from ..sampling_config import SamplingParams
@@ -40,7 +40,7 @@ def read_infill_request(
     prompt += _write_files(fields, tokenizer, markers)
     for name, text in zip(_MARKERS, (before, after, ""), strict=True):
         prompt += [markers[name], *tokenizer.encode(text or "", add_special=False)]
-    return read_completion_request(fields, defaults, tuple(prompt))
+    return read_completion_requests(fields, defaults, tuple(prompt))[0]
 
 
 def _require_markers(tokenizer: Tokenizer) -> Mapping[str, int]:
@@ -71,6 +71,8 @@ def _write_files(fields: Fields, tokenizer: Tokenizer, markers: Mapping[str, int
         return written
     write(repository, _REPOSITORY)
     for file in files:
-        write(separator, file.text("filename") or _OTHER_FILE, file.text("text") or "")
+        if (text := file.text("text")) is None:
+            file.refuse("text", "a string, which may be empty")
+        write(separator, file.text("filename") or _OTHER_FILE, text)
     write(separator, _FILE)
     return written

@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
-from ..sampling_config import SamplingParams
 from .admission import Place
 from .answer_format import AnswerFormat, Chunk, describe_progress, timings
 from .answers import Finished, Piece, Progress, TokenRecord
-from .requests import GenerationRequest
+from .prompt_fields import resolve_bias
+
+if TYPE_CHECKING:
+    from ..sampling_config import SamplingParams
+    from ..tokenizer import Tokenizer
+    from .fields import Fields
+    from .requests import GenerationRequest
+    from .server_settings import ServerSettings
 
 
 class CompletionFormat(AnswerFormat):
-    """What ``/completion`` says, whole and in chunks, which no ``[DONE]`` ends."""
+    """What ``/completion`` says, whole and in chunks, which no ``[DONE]`` ends.
+
+    ``fields`` are those of its body: ``return_tokens`` and ``response_fields``, names of which only
+    the values are said at the end. ``index`` is that of the prompt among several. Raises ApiError
+    for fields of another type.
+    """
 
     is_done_said = False
 
-    def __init__(self, model: str, request: GenerationRequest, *, returns_tokens: bool) -> None:
-        self._model, self._request = model, request
-        self._returns_tokens = returns_tokens or request.stream
+    def __init__(
+        self,
+        model: str,
+        request: GenerationRequest,
+        tokenizer: Tokenizer,
+        fields: Fields,
+        *,
+        index: int = 0,
+    ) -> None:
+        self._model, self._request, self._tokenizer = model, request, tokenizer
+        self._returns_tokens = fields.flag("return_tokens") or request.stream
+        self._fields = fields.texts("response_fields", MAX_FIELDS)
+        self._index = index
         self._n_tokens = 0
         self._has_line_end = False
 
@@ -34,11 +56,11 @@ class CompletionFormat(AnswerFormat):
         self._n_tokens += len(ids)
         if text or ids:
             records = [] if piece.record is None else [piece.record]
-            yield self._chunk(text, ids) | _probabilities(records)
+            yield self._chunk(text, ids) | self._probabilities(records)
 
     def _chunk(self, text: str, ids: Sequence[int] = ()) -> Chunk:
         return {
-            "index": 0,
+            "index": self._index,
             "content": text,
             "tokens": list(ids),
             "stop": False,
@@ -47,7 +69,7 @@ class CompletionFormat(AnswerFormat):
         }
 
     def end(self, finished: Finished) -> Iterator[Chunk]:
-        yield self._last("", [], finished)
+        yield self._choose(self._last("", [], finished))
 
     def whole(self, pieces: Sequence[Piece], finished: Finished) -> Chunk:
         text = _text_of(pieces)
@@ -55,13 +77,15 @@ class CompletionFormat(AnswerFormat):
         ids = [piece.token_id for piece in pieces if piece.token_id is not None]
         records = [piece.record for piece in pieces if piece.record is not None]
         tokens = ids if self._returns_tokens else []
-        return self._last(text, tokens, finished) | _probabilities(records)
+        return self._choose(self._last(text, tokens, finished) | self._probabilities(records))
 
     def _last(self, text: str, tokens: Sequence[int], finished: Finished) -> Chunk:
-        stats, prompt = finished.stats, self._request.prompt
+        stats, request = finished.stats, self._request
         kind = "word" if finished.stop_text else "eos"
+        is_limited = finished.finish_reason == "length"
+        most = request.sampling.max_tokens
         return {
-            "index": 0,
+            "index": self._index,
             "content": text,
             "tokens": list(tokens),
             "id_slot": self.place,
@@ -69,17 +93,52 @@ class CompletionFormat(AnswerFormat):
             "model": self._model,
             "tokens_predicted": stats.generated_tokens,
             "tokens_evaluated": stats.prompt_tokens,
-            "generation_settings": describe_sampling(self._request.sampling, self._request.lora),
-            "prompt": prompt if isinstance(prompt, str) else list(prompt),
+            "generation_settings": describe_request(request, self._tokenizer, stats.seed),
+            "prompt": finished.prompt if isinstance(request.prompt, str) else list(request.prompt),
             "has_new_line": self._has_line_end,
-            "truncated": stats.context_shifts + stats.evicted_tokens > 0,
-            "stop_type": "limit" if finished.finish_reason == "length" else kind,
+            "truncated": stats.context_shifts + stats.evicted_tokens > 0
+            or (is_limited and not 0 <= most <= stats.generated_tokens),
+            "stop_type": "limit" if is_limited else kind,
             "stopping_word": finished.stop_text,
             "tokens_cached": stats.cached_tokens,
-            "timings": timings(finished),
+            "timings": timings(finished.stats),
         }
 
+    def _probabilities(self, records: Sequence[TokenRecord]) -> dict[str, Any]:
+        if not records:
+            return {}
+        kind = "prob" if self._request.shows_drawn else "logprob"
+        return {
+            "completion_probabilities": [
+                _token(record.token_id, record.data, record.logprob, kind)
+                | {
+                    f"top_{kind}s": [
+                        _token(token_id, data, value, kind)
+                        for token_id, (data, value) in zip(record.top_ids, record.top, strict=True)
+                    ]
+                }
+                for record in records
+            ]
+        }
 
+    def _choose(self, said: Chunk) -> Chunk:
+        """What of it was asked for; "a/b" names b of the object a."""
+        if not self._fields:
+            return said
+        found = ((name, _find(said, name.split("/"))) for name in self._fields)
+        return {name: value for name, value in found if value is not _MISSING}
+
+
+def _find(said: Any, names: Sequence[str]) -> Any:
+    for name in names:
+        if not isinstance(said, dict) or name not in said:
+            return _MISSING
+        said = said[name]
+    return said
+
+
+MAX_FIELDS = 64
+_MISSING = object()
 _SAMPLERS = (
     *("temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p"),
     *("top_n_sigma", "xtc_probability", "xtc_threshold", "typical_p"),
@@ -105,6 +164,28 @@ def describe_sampling(
     }
 
 
+def describe_request(request: GenerationRequest, tokenizer: Tokenizer, seed: int) -> dict[str, Any]:
+    """``generation_settings``: how the tokens of an answer were drawn."""
+    biases: list[dict[str, Any]] = [
+        {"bias": value, "token": token}
+        for token, value in resolve_bias(request.bias, tokenizer).items()
+    ]
+    form = request.grammar
+    if request.sampling.ignore_eos and form is None:  # by banning what would end it
+        biases += [{"bias": None, "token": token} for token in sorted(tokenizer.eog_ids)]
+    return describe_sampling(request.sampling, request.lora) | {
+        "seed": seed,
+        "presence_penalty": request.presence_penalty,
+        "frequency_penalty": request.frequency_penalty,
+        "logit_bias": biases,
+        "n_probs": request.top_logprobs or 0,
+        "post_sampling_probs": request.shows_drawn,
+        "grammar": form.text if form is not None and form.kind == "gbnf" else "",
+        "stream": request.stream,
+        "timings_per_token": request.wants_timings,
+    }
+
+
 def describe_place(place: Place, n_context: int, *, has_draft: bool) -> dict[str, Any]:
     """A slot: one of the places at which requests are answered; nothing of what they say."""
     said: dict[str, Any] = {
@@ -124,15 +205,20 @@ def describe_place(place: Place, n_context: int, *, has_draft: bool) -> dict[str
 
 
 def describe_server(
-    *, model: str, n_context: int, n_slots: int, template: object, defaults: SamplingParams
+    settings: ServerSettings, tokenizer: Tokenizer, template: object, *, n_context: int
 ) -> dict[str, Any]:
     """What clients look for in ``/props``."""
+    defaults = describe_sampling(settings.sampling)
     return {
-        "default_generation_settings": {"n_ctx": n_context, "params": describe_sampling(defaults)},
-        "total_slots": n_slots,
-        "model_alias": model,
+        "default_generation_settings": {"n_ctx": n_context, "params": defaults},
+        "total_slots": settings.parallel,
+        "model_alias": settings.model_name,
+        "model_path": settings.model_path,
         "chat_template": template if isinstance(template, str) else "",
-        "modalities": {"vision": False, "audio": False},
+        "bos_token": tokenizer.bos_text,
+        "eos_token": tokenizer.eos_text,
+        "modalities": {"vision": False, "audio": False, "video": False},
+        "is_sleeping": False,
         "build_info": f"edgeh2o-{__version__}",
     }
 
@@ -141,23 +227,7 @@ def _text_of(pieces: Sequence[Piece]) -> str:
     return "".join(segment.text for piece in pieces for segment in piece.segments)
 
 
-def _probabilities(records: Sequence[TokenRecord]) -> dict[str, Any]:
-    if not records:
-        return {}
-    return {
-        "completion_probabilities": [
-            _token(record.token_id, record.data, record.logprob)
-            | {
-                "top_logprobs": [
-                    _token(token_id, data, value)
-                    for token_id, (data, value) in zip(record.top_ids, record.top, strict=True)
-                ]
-            }
-            for record in records
-        ]
-    }
-
-
-def _token(token_id: int, data: bytes, logprob: float) -> dict[str, Any]:
+def _token(token_id: int, data: bytes, logprob: float, kind: str) -> dict[str, Any]:
     text = data.decode("utf-8", errors="ignore")
-    return {"id": token_id, "token": text, "bytes": list(data), "logprob": max(logprob, -9999.0)}
+    value = math.exp(logprob) if kind == "prob" else max(logprob, -9999.0)
+    return {"id": token_id, "token": text, "bytes": list(data), kind: value}

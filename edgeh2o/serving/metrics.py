@@ -107,11 +107,15 @@ class _LlamaServerNames(Collector):
     def __init__(self, engine: AnswerEngine, running: Gauge, waiting: Gauge) -> None:
         self._engine, self._running, self._waiting = engine, running, waiting
         self._n_read = self._n_generated = self._n_decoded = self._n_most = 0
+        self._n_cached = self._n_drafted = self._n_accepted = 0
         self._read_s = self._decode_s = 0.0
 
     def count(self, finished: Finished) -> None:
         stats = finished.stats
         self._n_read += stats.prompt_tokens - stats.cached_tokens
+        self._n_cached += stats.cached_tokens
+        self._n_drafted += stats.drafted_tokens
+        self._n_accepted += stats.accepted_tokens
         self._read_s += stats.prefill_s
         self._n_generated += stats.generated_tokens
         self._n_decoded += max(0, stats.generated_tokens - 1)
@@ -124,9 +128,15 @@ class _LlamaServerNames(Collector):
         n_steps, n_rows = scheduler.n_steps, scheduler.n_step_rows
         counters = {
             "prompt_tokens": ("Tokens of prompts that were read", self._n_read),
+            "prompt_tokens_cached": ("Tokens of prompts that were not read again", self._n_cached),
             "prompt_seconds": ("Time in which they were read", self._read_s),
             "tokens_predicted": ("Tokens of answers", self._n_generated),
             "tokens_predicted_seconds": ("Time in which they were written", self._decode_s),
+            "spec_decode_num_draft_tokens": ("Tokens that were drafted", self._n_drafted),
+            "spec_decode_num_accepted_tokens": (
+                "Of these, those that were right",
+                self._n_accepted,
+            ),
             "n_decode": ("Passes over the weights for generated tokens", n_steps),
         }
         gauges = {

@@ -19,8 +19,12 @@ _COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 
 
 class _OpenAIFormat(AnswerFormat):
-    """One answer: its id and time, and what has been said of it so far."""
+    """One answer: its id and time, and what has been said of it so far.
 
+    ``verbose`` says the same as llama-server's own interface does, for whoever looks for errors.
+    """
+
+    verbose: AnswerFormat | None = None
     prefix: str
     whole_object: str
     chunk_object: str
@@ -52,9 +56,11 @@ class _OpenAIFormat(AnswerFormat):
         return self.chunk(None) | {"prompt_progress": describe_progress(progress)}
 
     def end(self, finished: Finished) -> Iterator[Chunk]:
-        yield self.chunk(self._last_choice(finished.finish_reason)) | {"timings": timings(finished)}
+        cost = {"timings": timings(finished.stats)}
+        more = {} if self.verbose is None else {"__verbose": next(self.verbose.end(finished))}
+        yield self.chunk(self._last_choice(finished.finish_reason)) | cost | more
         if self._include_usage:
-            yield self.chunk(None) | {"usage": usage_of(finished.stats)}
+            yield self.chunk(None) | {"usage": usage_of(finished.stats)} | cost
 
     @abstractmethod
     def _last_choice(self, finish_reason: str) -> Mapping[str, Any]: ...
@@ -63,10 +69,13 @@ class _OpenAIFormat(AnswerFormat):
         segments = [segment for piece in pieces for segment in piece.segments]
         records = [piece.record for piece in pieces if piece.record is not None]
         choice = self._whole_choice(segments, records, finished.finish_reason)
-        return self._envelope(self.whole_object, [choice]) | {
+        said = self._envelope(self.whole_object, [choice]) | {
             "usage": usage_of(finished.stats),
-            "timings": timings(finished),
+            "timings": timings(finished.stats),
         }
+        if self.verbose is not None:
+            said["__verbose"] = self.verbose.whole(pieces, finished)
+        return said
 
     @abstractmethod
     def _whole_choice(
@@ -172,12 +181,18 @@ class TextFormat(_OpenAIFormat):
         }
 
 
-def join_answers(answers: Sequence[Chunk]) -> Chunk:
-    """One object of those of several prompts, a choice each; the usage is that of all."""
+def join_answers(answers: Sequence[Chunk], n_of_prompt: int = 1) -> Chunk:
+    """One object of those of several prompts, each with as many; the usage is that of all.
+
+    A prompt with several answers counts once.
+    """
     choices = [choice for each in answers for choice in each["choices"]]
     usages = [each["usage"] for each in answers]
-    usage = {name: sum(each[name] for each in usages) for name in _COUNTS}
-    cached = sum(each["prompt_tokens_details"]["cached_tokens"] for each in usages)
+    firsts = usages[::n_of_prompt]
+    n_read = sum(each["prompt_tokens"] for each in firsts)
+    n_written = sum(each["completion_tokens"] for each in usages)
+    usage = dict(zip(_COUNTS, (n_read, n_written, n_read + n_written), strict=True))
+    cached = sum(each["prompt_tokens_details"]["cached_tokens"] for each in firsts)
     return {
         **{name: value for name, value in answers[0].items() if name != "timings"},
         "choices": [{**choice, "index": i} for i, choice in enumerate(choices)],

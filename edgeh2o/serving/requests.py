@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..engine.grammar import Grammar
 from ..errors import UsageError
@@ -15,19 +15,22 @@ from ..lora_config import MOST_SCALE
 from ..sampler_names import MAX_SAMPLERS, describe_unknown, read_samplers
 from ..sampling_config import SamplingParams
 from .api_error import ApiError
-from .chat_messages import MAX_MESSAGES, read_message
+from .chat_messages import MAX_MESSAGES, read_continuation, read_message
 from .fields import Fields
 from .output_form import read_grammar
+from .prompt_fields import TextPrompt, read_bias, read_prompts
 from .tools import Tool, ToolChoice, read_tool_choice, read_tools
+
+if TYPE_CHECKING:
+    from ..tokenizer.chat_template import Begun
 
 _logger = logging.getLogger(__name__)
 
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
-MAX_PROMPTS = 256
 MAX_TOKENS = 2**30
-MAX_BIASES = 1024
 MAX_SCALES = 1024
+MAX_ANSWERS = 16
 _EFFORT = re.compile(r"[\w-]{1,64}", re.ASCII)
 # Fields that would change the answer and have no meaning here.
 _REFUSED = {
@@ -41,14 +44,15 @@ class GenerationRequest:
 
     kind: Literal["chat", "text"]
     messages: tuple[Mapping[str, Any], ...] = ()
-    prompt: str | tuple[int, ...] = ""
+    prompt: TextPrompt = ""
     sampling: SamplingParams
     place: int | None = None  # at which it is to be answered
     stream: bool = False
     include_usage: bool = False
     wants_progress: bool = False
     top_logprobs: int | None = None  # None: no logarithms at all
-    bias: Mapping[int, float] = field(default_factory=dict)
+    shows_drawn: bool = False  # of what tokens were drawn from, after all filters
+    bias: Mapping[int | str, float] = field(default_factory=dict)  # of texts: of their tokens
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     grammar: Grammar | None = None
@@ -59,6 +63,9 @@ class GenerationRequest:
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""  # by which name it asks for the model, or for an adapter
     lora: Mapping[int, float] = field(default_factory=dict)  # scales of adapters; none: as served
+    continues: Begun | None = None  # of the last message: the answer is the rest of it
+    begins_answer: bool = True  # behind the last message
+    wants_timings: bool = False  # after every token
 
 
 def read_chat_request(fields: Fields, defaults: SamplingParams) -> GenerationRequest:
@@ -92,6 +99,7 @@ def make_chat_request(
     messages: Sequence[Mapping[str, Any]],
     *names_of_most: str,
     stop: str = "stop",
+    goes_on: bool = True,
     template_variables: Mapping[str, Any],
     **read: Any,
 ) -> GenerationRequest:
@@ -99,7 +107,8 @@ def make_chat_request(
 
     ``read`` are fields of the request that have another form in each of them; the others, and the
     usual extensions, are read here: ``names_of_most`` are names of the most tokens, ``stop`` that
-    of the stop texts. ``chat_template_kwargs`` come before ``template_variables``. Raises ApiError.
+    of the stop texts. ``chat_template_kwargs`` come before ``template_variables``. With ``goes_on``
+    a last message of the assistant is the beginning of the answer. Raises ApiError.
     """
     if not messages:
         raise ApiError("'messages' must have at least one message", param="messages")
@@ -109,9 +118,27 @@ def make_chat_request(
         kind="chat",
         messages=tuple(messages),
         template_variables={**template_variables, **fields.mapping("chat_template_kwargs")},
+        **read_continuation(fields, messages, goes_on=goes_on),
         **read,
         **_read_common(fields, defaults, *names_of_most, stop=stop),
     )
+
+
+def take_count(fields: Fields) -> tuple[Fields, int]:
+    """How many answers are wanted, and the other fields. Raises ApiError."""
+    n = fields.integer("n", 1, MAX_ANSWERS, 1) or 1
+    if n > 1 and fields.flag("stream"):
+        raise ApiError("a stream has one answer; send a request for each", param="n")
+    return fields.without("n"), n
+
+
+def repeat_request(request: GenerationRequest, n: int) -> list[GenerationRequest]:
+    """Requests for ``n`` answers, whose seeds follow each other where there is one."""
+    sampling = request.sampling
+    if sampling.seed in (None, -1):
+        return [request] * n
+    seeds = [(sampling.seed + i) % 2**64 for i in range(n)]
+    return [replace(request, sampling=replace(sampling, seed=seed)) for seed in seeds]
 
 
 def read_effort(fields: Fields, name: str) -> Mapping[str, Any]:
@@ -129,60 +156,40 @@ def read_text_requests(fields: Fields, defaults: SamplingParams) -> list[Generat
 
     Raises as ``read_chat_request``.
     """
-    given = fields.raw("prompt")
-    if not isinstance(given, list) or not all(isinstance(each, (str, list)) for each in given):
-        return [read_text_request(fields, defaults)]
-    if len(given) > MAX_PROMPTS:
-        raise ApiError(f"'prompt' has more than {MAX_PROMPTS} prompts", param="prompt")
-    if len(given) > 1 and fields.flag("stream"):
-        raise ApiError("a stream has one prompt; send a request for each", param="stream")
-    prompts = [_read_prompt(fields, each) for each in given] or [_read_prompt(fields)]
-    request = read_text_request(fields, defaults, prompts[0])
-    return [replace(request, prompt=prompt) for prompt in prompts]
-
-
-def read_text_request(
-    fields: Fields, defaults: SamplingParams, prompt: str | tuple[int, ...] | None = None
-) -> GenerationRequest:
-    """A body of ``/v1/completions``: a text, or token ids. Raises as ``read_chat_request``."""
-    return GenerationRequest(
+    request = GenerationRequest(
         kind="text",
-        prompt=prompt or _read_prompt(fields),
         echoes=fields.flag("echo"),
         top_logprobs=fields.integer("logprobs", 0, MAX_TOP_LOGPROBS),
         grammar=read_grammar(fields),
         **_read_common(fields, replace(defaults, max_tokens=_text_tokens(defaults))),
     )
+    return [replace(request, prompt=prompt) for prompt in read_prompts(fields)]
 
 
-def read_completion_request(
+def read_text_request(fields: Fields, defaults: SamplingParams) -> GenerationRequest:
+    """As ``read_text_requests``, where one prompt is all that may be."""
+    wanted = read_text_requests(fields, defaults)
+    if len(wanted) > 1:
+        fields.refuse("prompt", "one text, or one array of token ids")
+    return wanted[0]
+
+
+def read_completion_requests(
     fields: Fields, defaults: SamplingParams, prompt: tuple[int, ...] | None = None
-) -> GenerationRequest:
+) -> list[GenerationRequest]:
     """A body of llama-server's ``/completion``, its ``prompt`` perhaps made of other fields.
 
     Raises as ``read_chat_request``.
     """
-    return GenerationRequest(
+    request = GenerationRequest(
         kind="text",
-        prompt=prompt or _read_prompt(fields),
         top_logprobs=fields.integer("n_probs", 0, MAX_TOP_LOGPROBS) or None,
+        shows_drawn=fields.flag("post_sampling_probs"),
         grammar=read_grammar(fields),
         **_read_common(fields, defaults, "n_predict"),
     )
-
-
-def _read_prompt(fields: Fields, prompt: Any = None) -> str | tuple[int, ...]:
-    """That of the field, or one of several there."""
-    prompt = fields.raw("prompt") if prompt is None else prompt
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
-        prompt = prompt[0]
-    if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
-        prompt = tuple(prompt)
-    if not isinstance(prompt, (str, tuple)):
-        fields.refuse("prompt", "one text, or one array of token ids")
-    if not prompt:
-        raise ApiError("'prompt' must not be empty", param="prompt")
-    return prompt
+    prompts = read_prompts(fields) if prompt is None else [prompt]
+    return [replace(request, prompt=prompt) for prompt in prompts]
 
 
 def _text_tokens(defaults: SamplingParams) -> int:
@@ -214,9 +221,10 @@ def _read_common(
         "sampling": sampling,
         "stream": stream,
         "include_usage": options is not None and options.flag("include_usage"),
+        "wants_timings": fields.flag("timings_per_token"),
         "wants_progress": fields.flag("return_progress")
         or (options is not None and options.flag("include_progress")),
-        "bias": _read_bias(fields),
+        "bias": read_bias(fields),
         "presence_penalty": presence if penalises else 0.0,
         "frequency_penalty": frequency if penalises else 0.0,
     }
@@ -310,25 +318,3 @@ def _read_samplers(fields: Fields) -> tuple[str, ...]:
 def _tell_once(message: str) -> None:
     """A client says the same in every request."""
     _logger.warning("a request's 'samplers': %s", message)
-
-
-def _read_bias(fields: Fields) -> dict[int, float]:
-    given = fields.raw("logit_bias")
-    if isinstance(given, list):  # of llama-server: pairs, whose value may be false for never
-        is_paired = all(isinstance(pair, list) and len(pair) == 2 for pair in given)
-        if not is_paired or not all(type(pair[0]) is int for pair in given):
-            fields.refuse("logit_bias", "an object, or pairs of a token id and a number")
-        entries = [(str(i), -100 if value is False else value) for i, value in given]
-    else:
-        entries = list(fields.mapping("logit_bias").items())
-    if len(entries) > MAX_BIASES:
-        raise ApiError(f"'logit_bias' has more than {MAX_BIASES} entries", param="logit_bias")
-    biases = {}
-    for name, value in entries:
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not name.isdecimal() or len(name) > 9 or not is_number or not -100 <= value <= 100:
-            raise ApiError(
-                "'logit_bias' maps token ids to numbers from -100 to 100", param="logit_bias"
-            )
-        biases[int(name)] = float(value)
-    return biases

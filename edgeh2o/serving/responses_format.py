@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from .answer_format import AnswerFormat, Chunk
+from .answer_format import AnswerFormat, Chunk, describe_progress, timings
 from .answer_parts import Part, PartSequence, Step
-from .answers import Finished, Piece
+from .answers import Finished, Piece, Progress
 from .api_error import ApiError
 from .fields import Fields
 from .requests import GenerationRequest
@@ -39,6 +39,10 @@ class ResponsesFormat(AnswerFormat):
         for name in ("created", "in_progress"):
             yield self._event(f"response.{name}", response=self._response("in_progress"))
 
+    def progress(self, progress: Progress) -> Chunk:
+        said = self._event("response.in_progress", response=self._response("in_progress"))
+        return said | {"prompt_progress": describe_progress(progress)}
+
     def pieces(self, piece: Piece) -> Iterator[Chunk]:
         for step in self._sequence.take(piece):
             yield from self._show(step)
@@ -47,7 +51,8 @@ class ResponsesFormat(AnswerFormat):
         for step in list(self._sequence.finish()):  # which part is the last is known then
             yield from self._show(step, finished)
         said = self._finished(finished)
-        yield self._event(f"response.{said['status']}", response=said)
+        cost = said["timings"]  # where llama-server has it, too
+        yield self._event(f"response.{said['status']}", response=said, timings=cost)
 
     def fail(self, error: ApiError) -> Iterator[Chunk]:
         code = error.code or ("server_error" if error.status >= 500 else "invalid_prompt")
@@ -77,6 +82,7 @@ class ResponsesFormat(AnswerFormat):
                 "output_tokens_details": {"reasoning_tokens": self._sequence.n_reasoning_tokens},
                 "total_tokens": stats.prompt_tokens + stats.generated_tokens,
             },
+            timings=timings(stats),
         )
 
     def _response(self, status: str, **said: Any) -> Chunk:

@@ -46,6 +46,7 @@ def read_responses_request(fields: Fields, defaults: SamplingParams) -> Generati
         defaults,
         _read_messages(fields),
         "max_output_tokens",
+        goes_on=False,
         tools=tools,
         tool_choice=_read_choice(fields, tools),
         is_one_call=not fields.flag("parallel_tool_calls", True),

@@ -11,12 +11,18 @@ from ..sampling_config import SamplingParams
 class ServerSettings:
     """How requests are admitted; ``timeout_s`` is for a whole answer, 0 for none.
 
+    ``aliases`` are all names of the model, ``model_name`` among them, ``tags`` what else lists of
+    models say of it. Any of ``api_keys`` lets a client in; without them all may.
+
     ``allowed_hosts`` are the names by which browsers may call the server, None for any;
     ``cors_origins`` the pages of other origins that may.
     """
 
     model_name: str
-    api_key: str | None = None
+    model_path: str = ""
+    aliases: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] | None = None
     parallel: int = 4

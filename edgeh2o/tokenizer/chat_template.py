@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from ..errors import EdgeH2OError, FormatError, UsageError, is_shortage
 from ..formats.metadata import TEMPLATE_KEY
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from .template_sandbox import LimitedEnvironment
 
 Message: TypeAlias = Mapping[str, Any]
+# What of a last message of the assistant is not at its end.
+Begun: TypeAlias = Literal["content", "reasoning_content"]
 
 MAX_TEMPLATE_CHARACTERS = 2**18
 # Real templates take less than 0.07 s to compile; the slowest of them, quadratic in the number of
@@ -41,6 +43,9 @@ MAX_NESTING = 32
 # Supplementary Private Use Area A: no font, tokenizer or template gives them a meaning.
 _STAND_INS = range(0xF0000, 0xFFFFE)
 _ROLE = re.compile(r"[\w-]+", re.ASCII)
+_THINKING = ("<think>", "</think>")
+# Of gpt-oss, whose answers say by themselves what is text.
+_HARMONY_TURN, _HARMONY_TEXT = "<|start|>assistant", "<|channel|>final<|message|>"
 _CURE = "give another one with --chat-template FILE"
 
 _T = TypeVar("_T")
@@ -83,9 +88,13 @@ class ChatTemplate:
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool = True,
+        continues: Begun | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> RenderedChat:
         """The conversation as the model was taught to read it, ready for its next answer.
+
+        ``continues`` says that the last message is the beginning of that answer, and which of its
+        texts goes on; without ``add_generation_prompt`` no answer is begun.
 
         A message has a ``role`` of letters, digits, "_" and "-", and a ``content``; both are
         strings, the latter perhaps in parts (``{"type": "text", "text": TEXT}``). Further keys hold
@@ -107,14 +116,16 @@ class ChatTemplate:
         marker = _Marker(self._tokenizer.control_texts, (self._source, messages, given))
         marked = [marker.mark_message(message) for message in messages]
         given = {name: marker.mark(value) for name, value in given.items()}
+        begun = marked.pop() if continues is not None else {}
         tokenizer = self._tokenizer
         self._environment.begin(
             max_size=MIN_OUTPUT_CHARACTERS + MAX_GROWTH * marker.n_characters,
             max_cpu_s=MAX_CPU_S + MAX_CPU_S_PER_MESSAGE * len(messages),
         )
+        known = _NEITHER | _describe_today() | self._variables | given
         text = _guarded(
             lambda: self._template.render(
-                _NEITHER | self._variables | given,
+                known,
                 messages=marked,
                 add_generation_prompt=add_generation_prompt,
                 bos_token=tokenizer.bos_text,
@@ -123,7 +134,24 @@ class ChatTemplate:
         )
         if tokenizer.add_bos:
             text = text.removeprefix(tokenizer.bos_text)  # the tokenizer adds it
+        if continues is not None:
+            text += self._begin_answer(text, begun, continues)
+        elif known.get("enable_thinking") is False and text.rstrip().endswith(_THINKING[0]):
+            text += _THINKING[1]  # of templates that begin it whatever they are told
         return RenderedChat(text, marker.stand_ins)
+
+    def _begin_answer(self, text: str, message: Message, continues: Begun) -> str:
+        """What of an answer is there, behind ``text``, which perhaps began its reasoning."""
+        content, thoughts = message["content"], message.get("reasoning_content") or ""
+        if text.endswith(_HARMONY_TURN) and continues == "content":
+            return f"{_HARMONY_TEXT}{content}"
+        begins = text.rstrip().endswith(_THINKING[0])
+        if not begins and (not thoughts or _THINKING[0] not in self._source):
+            return thoughts if continues == "reasoning_content" else content
+        thoughts = thoughts if begins else f"{_THINKING[0]}\n{thoughts}"
+        if continues == "reasoning_content":
+            return thoughts
+        return f"{thoughts}\n{_THINKING[1]}\n\n{content}"
 
     def mentions(self, name: str) -> bool:
         """Whether the template may ask for a variable of this name."""
@@ -159,6 +187,14 @@ class ChatTemplate:
         if tokenizer.add_bos and tokenizer.bos_id is not None and start == 0:
             ids.insert(0, tokenizer.bos_id)
         return ids
+
+
+def _describe_today() -> dict[str, str]:
+    """The date as llama.cpp gives it to templates.
+
+    Those of Llama 3.1 and 3.3 call it the 26th of July 2024 otherwise.
+    """
+    return {"date_string": time.strftime("%d %b %Y"), "datetime": time.strftime("%b %d %Y")}
 
 
 def read_chat_template(value: object) -> str | None:

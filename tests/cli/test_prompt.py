@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from edgeh2o.cli.chat_options import read_template
 from edgeh2o.cli.main import build_parser
 from edgeh2o.cli.options import read_config
 from edgeh2o.cli.parser import Parser
@@ -173,6 +174,9 @@ def test_flags_of_llama_cpp_without_effect_are_named(words: str) -> None:
         *("--keep -1", "--numa distribute", "--reasoning-format auto", "--reasoning-budget -1"),
         "-dev none",
         *("-sm none", "-nkvo", "-ncmoe 2", "-ngld 0", "-lv 1", "--swa-full", "--offline"),
+        *("--no-slots", "-no-kvu", "-fit off", "-ctxcp 8", "--no-cache-idle-slots", "-cram -1"),
+        *("--sleep-idle-seconds 60", "--spec-type draft-simple", "--spec-draft-n-min 2"),
+        *("--prefill-assistant", "--no-mmproj", "--log-colors off", "-bs", "--no-cache-prompt"),
     ],
 )
 def test_flags_of_newer_commands_without_effect_are_named(words: str) -> None:
@@ -201,6 +205,14 @@ def test_flags_of_newer_commands_become_ours() -> None:
     assert _parse("-jf", "s.json")[0].json_schema == "s.json"
     args, warned = _parse("-np", "3", "-a", "name", "-to", "60", verb="serve")
     assert (args.parallel, args.alias, args.timeout, warned) == (3, "name", 60, [])
+    words = "-cram 512 --cors-origins a,b --spec-draft-model d.gguf --spec-draft-n-max 16 -rea off"
+    args, warned = _parse(*words.split(), verb="serve")
+    assert (args.prefix_cache_ram, args.cors, args.draft) == (512 * 2**20, ["a,b"], "d.gguf")
+    assert (args.reasoning, warned) == ("off", [])
+    assert read_config(args, SamplingParams).draft_tokens == "15"  # as many as are drafted here
+    args, warned = _parse("--ctx_size", "64", "--top_k=3", "--cache_ram", "2", verb="serve")
+    assert (read_config(args, RuntimeConfig).context_size, warned) == (64, [])
+    assert (read_config(args, SamplingParams).top_k, args.prefix_cache_ram) == (3, 2 * 2**20)
     assert _parse("-cnv", verb="chat")[1] == [
         "-cnv has no effect: 'edgeh2o chat' is a conversation"
     ]
@@ -209,17 +221,46 @@ def test_flags_of_newer_commands_become_ours() -> None:
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        ("--reasoning-budget 0", "--chat-template-kwargs"),
+        ("--reasoning-budget 0", "--reasoning off leaves it out"),
         ("-mg 1", "--device cuda:1 names it"),
         ("-cram 100", "--prefix-cache-ram"),
         ("--list-devices", "'edgeh2o doctor'"),
         ("--control-vector v.gguf", "leave it out"),
         ("--mmproj p.gguf", "models read text alone; leave it out"),
+        ("--embedding", "leave it out, or use another server for vectors"),
+        ("--tools all", "tools are run by clients; leave it out"),
+        ("--no-prefill-assistant", "continue_final_message"),
+        ("--fim-qwen-7b-default", "-hf org/name:FILE"),
     ],
 )
 def test_flags_of_newer_commands_are_refused_with_the_cure(words: str, part: str) -> None:
     with pytest.raises(UsageError, match=f"^{words}: .*{part}"):
         _parse(*words.split())
+
+
+@pytest.mark.parametrize("verb", ["run", "chat", "serve", "batch"])
+def test_a_template_is_a_file_its_text_or_chatml(tmp_path: Path, verb: str) -> None:
+    file = tmp_path / "t.jinja"
+    file.write_text("{{ messages }}")
+    command = [verb, "M", *(["requests", "-o", "x"] if verb == "batch" else [])]
+
+    def read(*words: str) -> dict[str, object]:
+        return read_template(build_parser().parse_args([*command, *words]))
+
+    assert read() == {"chat_template": None, "chat_template_kwargs": None}
+    for given in (str(file), "{{ messages }}"):
+        assert read("--chat-template", given)["chat_template"] == "{{ messages }}"
+    assert "<|im_start|>" in str(read("--chat-template", "chatml")["chat_template"])
+    with pytest.raises(UsageError, match="check --chat-template"):
+        read("--chat-template", "llama3")
+    for word, variables in (
+        ("on", {"enable_thinking": True}),
+        ("off", {"enable_thinking": False}),
+        ("auto", None),
+    ):
+        assert read("--reasoning", word)["chat_template_kwargs"] == variables
+    more = ("--reasoning", "off", "--chat-template-kwargs", '{"a": 1, "enable_thinking": true}')
+    assert read(*more)["chat_template_kwargs"] == {"a": 1, "enable_thinking": True}
 
 
 def test_the_order_of_samplers_is_read_as_by_llama_cpp() -> None:

@@ -89,8 +89,19 @@ def test_metrics_count_what_was_done(start_server: StartServer) -> None:
 
 
 def test_pages_of_the_named_origins_may_call_it(start_server: StartServer) -> None:
-    server = start_server("--cors", "https://app.example", "-b", "256", "-ub", "64")
-    for origin, is_allowed in (("https://app.example", True), ("https://evil.example", False)):
+    names = ("--cors", "https://app.example,localhost", "--cors", "https://b.example")
+    server = start_server(*names, "-b", "256", "-ub", "64")
+    for origin, is_allowed in (
+        ("https://app.example", True),
+        ("https://b.example", True),
+        ("https://evil.example", False),
+        ("http://localhost:8080", True),
+        ("http://[::1]:3000", True),
+        ("https://127.0.0.1", True),
+        ("http://localhost.evil.example", False),
+        ("http://notlocalhost", False),
+        ("http://localhost:80:80", False),
+    ):
         connection = HTTPConnection("127.0.0.1", server.port, timeout=10)
         headers = {
             "Origin": origin,

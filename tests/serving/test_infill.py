@@ -83,6 +83,8 @@ def test_control_tokens_in_code_stay_text() -> None:
         ({"prompt": [1]}, "prompt"),
         ({"input_extra": "a"}, "input_extra"),
         ({"input_extra": [{"text": 1}]}, "input_extra[0].text"),
+        ({"input_extra": [{"filename": "a.py"}]}, "input_extra[0].text"),
+        ({"input_extra": [{"filename": 1, "text": ""}]}, "input_extra[0].filename"),
         ({"n_predict": "a"}, "n_predict"),
     ],
 )

@@ -108,7 +108,7 @@ def test_biases_come_in_pairs(server: RunningServer) -> None:
     assert ask(server, "/completion", never)["tokens"][0] != first
     always = completion(return_tokens=True, logit_bias=[[40, 100]], n_predict=3)
     assert ask(server, "/completion", always)["tokens"] == [40, 40, 40]
-    for wrong in ([[1, 2, 3]], [["a", 1]], [1], [[-1, 1]], [[1, None]], "x"):
+    for wrong in ([[1, 2, 3]], [["", 1]], [["a" * 300, 1]], [1], [[-1, 1]], [[1, None]], "x"):
         error = ask(server, "/completion", completion(logit_bias=wrong))["error"]
         assert error["param"] == "logit_bias" and error["type"] == "invalid_request_error"
 

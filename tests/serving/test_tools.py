@@ -62,7 +62,8 @@ def test_tools_are_told_to_templates_without_a_system_role(
     with open_engine(serving_model, chat_template=template) as engine:
         text = prompt_of(engine, tools=TOOLS)
         alone = [{"role": "assistant", "content": "hello"}]
-        unasked = prompt_of(engine, tools=TOOLS, messages=alone)
+        whole = {"messages": alone, "continue_final_message": False}
+        unasked = prompt_of(engine, tools=TOOLS, **whole)
     assert text.startswith("[user] You may call functions")
     assert text.count("adds two numbers") == 1
     assert "</tool_call>\n\nwhat is it?\n[assistant]" in text

@@ -129,6 +129,10 @@ def test_templates_know_the_date(
         SimpleNamespace(strftime=lambda form: time.strftime(form, day)),
     )
     assert _render(tokenizer, f"{{{{ strftime_now('{pattern}') }}}}") == expected
+    # As of Llama 3.3, which says the 26th of July 2024 where it is not told.
+    assert _render(tokenizer, "{{ date_string }}|{{ datetime }}") == "07 Nov 2026|Nov 07 2026"
+    told = ChatTemplate("{{ date_string }}", tokenizer, variables={"date_string": "today"})
+    assert told.render(CONVERSATION).text == "today"
 
 
 @pytest.mark.parametrize(
