@@ -52,6 +52,7 @@ class Family:
         has_expert_bias: a bias counts in the choice of experts, whose shares are sigmoids, and the
             first layer has one feed-forward network.
         has_only_experts: the first layer has experts too.
+        expert_bias_name: name of the biases that count in the choice of experts.
         output_norm: name of the norm behind the last layer.
         is_latent: attention is of the latent kind (``tools/tiny_models/latent.py``).
         is_indexed: its layers have indexers, which choose what is read.
@@ -109,6 +110,7 @@ class Family:
     normalises_experts: bool = True
     has_dense_layers: bool = False
     has_only_experts: bool = False
+    expert_bias_name: str = "exp_probs_b.bias"
     output_norm: str = "output_norm"
     is_latent: bool = False
     is_indexed: bool = False
@@ -257,6 +259,15 @@ FAMILIES: Mapping[str, Family] = {
         has_expert_bias=True,
     ),
     "hunyuan-dense": Family(qk_norm="head"),
+    "hunyuan_vl": Family(qk_norm="head", has_sections=True, keys={"rope.scaling.alpha": 50.0}),
+    "hy_v3": Family(
+        qk_norm="head",
+        has_experts=True,
+        has_expert_bias=True,
+        has_expert_scales=True,
+        has_shared_width=True,
+        expert_bias_name="exp_probs_b",
+    ),
     "hunyuan-moe": Family(qk_norm="head", has_experts=True, has_shared_width=True),
     "maincoder": Family(qk_norm="head"),
     "mamba": Family(has_mamba1=True, has_only_mamba1=True),

@@ -16,12 +16,14 @@ from .indexer import index_sizes, with_indexers
 from .keys import ArchitectureKeys
 from .latent import LatentLayout, LatentRule, latent_sizes, read_latent
 from .rope import (
+    BASE_RANGE,
     NO_SCALING,
     PLAIN_ROPE,
     RopeRule,
     RopeScaling,
     changed_scaling,
     check_sections,
+    read_rope_base,
     read_rope_layers,
     read_rope_scaling,
 )
@@ -29,8 +31,6 @@ from .streams import N_STREAMS, StreamRule, with_cutoffs
 from .windows import SlidingWindows, read_windows
 
 TOKENS_KEY = "tokenizer.ggml.tokens"
-DEFAULT_FREQ_BASE = 10000.0
-BASE_RANGE = {"above": 1.0, "below": 1e15}
 
 SHARED_KV_KEY = "attention.shared_kv_layers"
 DRAFTING_KEY = "nextn_predict_layers"
@@ -201,7 +201,7 @@ def read_hyperparameters(
     if streams is not None:
         layers = with_cutoffs(keys, streams, layers)
     context_length = keys.integer("context_length", maximum=MAX_CONTEXT)
-    rope_base = keys.number("rope.freq_base", **BASE_RANGE, default=DEFAULT_FREQ_BASE)
+    rope_base = read_rope_base(keys, rope, head_dim)
     scaling = read_rope_scaling(keys, context_length, rope)
     return Hyperparameters(
         layers=layers,

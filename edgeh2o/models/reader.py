@@ -14,7 +14,7 @@ from ..formats.model_tensors import ModelTensors
 from ..model_config import DecoderConfig
 from ..rope_config import ROPE_OF_FILE, RopeConfig
 from .experts import (
-    BIAS_TENSOR,
+    BIAS_TENSORS,
     DENSE_KEY,
     GATE_KEY,
     LIMIT_KEY,
@@ -26,14 +26,15 @@ from .hybrids import NORMS_KEY
 from .hyperparameters import DRAFTING_KEY, SHARED_KV_KEY, TOKEN_INPUT_KEY, Hyperparameters
 from .key_biases import mark_key_biases
 from .refusals import refuse_unread
-from .rope import PATTERN_KEY as ROPE_PATTERN_KEY
 from .rope import (
+    ALPHA_KEY,
     attention_factor,
     check_logit_scaling,
     inverse_frequencies,
     logit_factor,
     read_factors,
 )
+from .rope import PATTERN_KEY as ROPE_PATTERN_KEY
 from .spec import ArchitectureSpec, find_architecture
 from .tensors import TensorBinding, bind_tensors
 
@@ -206,7 +207,7 @@ def _qk_norm(gguf: ModelTensors, spec: ArchitectureSpec) -> Literal["none", "hea
 def _has_expert_bias(gguf: ModelTensors, spec: ArchitectureSpec) -> bool:
     if spec.experts is None or spec.experts.has_bias != "optional":
         return spec.experts is not None and spec.experts.has_bias is True
-    has_bias = any(name.endswith(BIAS_TENSOR) for name in gguf.tensors)
+    has_bias = any(name.endswith(BIAS_TENSORS) for name in gguf.tensors)
     key = f"{spec.name}.{GATE_KEY}"
     if has_bias and spec.experts.gate == "file" and key not in gguf.metadata:
         raise FormatError(
@@ -270,6 +271,7 @@ def _optional_keys(spec: ArchitectureSpec) -> set[str]:
     flags = {
         "rope.dimension_sections": spec.rope.has_sections,
         ROPE_PATTERN_KEY: spec.rope.has_pattern,
+        ALPHA_KEY: spec.rope.is_extended,
         "rope.scaling.yarn_log_multiplier": spec.rope.has_log_multiplier,
         "attention.temperature_scale": spec.rope.has_temperature,
         SHARED_KV_KEY: spec.shares_kv,

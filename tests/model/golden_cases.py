@@ -123,6 +123,7 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "tied": False,
     },
     "hunyuan": {"architecture": "hunyuan-dense"},
+    "hunyuan_vl": {"architecture": "hunyuan_vl", "tied": False},
     "internlm2": {"architecture": "internlm2", "tied": False},
     # A state of some rows carries over from call to call.
     "lfm2": {"architecture": "lfm2", "n_layers": 4},

@@ -120,6 +120,15 @@ MIXTURES: Mapping[str, Mapping[str, object]] = {
         "tied": False,
     },
     "hunyuan-moe": {"architecture": "hunyuan-moe", "n_experts": 8, "shared_ffn_dim": 80},
+    "hy_v3": {
+        "architecture": "hy_v3",
+        "n_layers": 4,
+        "n_experts": 8,
+        "n_experts_used": 3,
+        "shared_ffn_dim": 80,
+        "n_dense_layers": 2,
+        "tied": False,
+    },
     "granitehybrid_dense": {
         "architecture": "granitehybrid",
         "n_layers": 5,

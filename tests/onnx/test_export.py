@@ -57,6 +57,7 @@ def test_the_budget_table_of_the_weights_is_found(
     [
         ("qwen3moe", "a mixture of experts"),
         ("hunyuan-dense", "queries and keys that are normed after the rotary embedding"),
+        ("hunyuan_vl", "queries and keys that are normed after the rotary embedding"),
         ("maincoder", "queries and keys that are normed after the rotary embedding"),
         ("mistral3", "queries that grow with their position"),
         ("arcee", "a feed-forward network without a gate"),

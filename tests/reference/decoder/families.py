@@ -155,6 +155,8 @@ FAMILIES: Mapping[str, Family] = {
     "granitemoe": Family(is_interleaved=True),
     "hunyuan-dense": Family(norms_after_rope=True),
     "hunyuan-moe": Family(norms_after_rope=True),
+    "hunyuan_vl": Family(norms_after_rope=True),
+    "hy_v3": Family(),
     "internlm2": Family(is_interleaved=True),
     "jais2": Family(is_ungated=True, has_layer_norm=True),
     "jamba": Family(no_rope_period=1, normalises_experts=False),

@@ -219,6 +219,7 @@ def _read_frequencies(
 ) -> tuple[Array, ...]:
     """Of every layer: scaled, unscaled (some layers with a window), or none."""
     base = keys.number("rope.freq_base", 10000.0)
+    base *= keys.number("rope.scaling.alpha", 1.0) ** (rotary_dim / (rotary_dim - 2))
     plain = scaled = frequencies(rotary_dim, base)
     if not keys.value("rope.scaling.finetuned", True):
         return (np.zeros_like(plain),) * len(windows)
@@ -302,6 +303,8 @@ def _name_experts(weights: Weights) -> None:
     for name in [name for name in weights if name.endswith("_exps.weight")]:
         for index, matrix in enumerate(weights.pop(name)):
             weights[name.replace(".weight", f".{index}.weight")] = matrix
+    for name in [name for name in weights if name.endswith(".exp_probs_b")]:
+        weights[f"{name}.bias"] = weights.pop(name)
     for name in [name for name in weights if ".ffn_gate_up_exps." in name]:
         gate, up = np.split(weights.pop(name), 2)
         weights[name.replace("gate_up", "gate")], weights[name.replace("gate_up", "up")] = gate, up
