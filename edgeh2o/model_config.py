@@ -191,7 +191,8 @@ class DecoderConfig(ModelConfig):
     Norms are RMS norms, or LayerNorm (``centres_norms``), which may have biases where RMS norms
     have them only with ``has_norm_biases``, and no weights without ``has_norm_weights``;
     ``has_output_bias`` is of the logits. ``norm_placement`` says what of a residual branch is
-    normalised: "pre" its input, "post" its output, "both"; where it ``is_parallel``, the network
+    normalised: "pre" its input, "post" its output, with ``post_norm_eps`` if that is not 0, "both";
+    embeddings are with ``norms_embeddings``, without weights; where it ``is_parallel``, the network
     has the input of attention, normed alike or by a norm of its own (``has_parallel_norm``).
     Queries, keys and values are clamped to ``qkv_limit`` if that is not 0, and have one vector of
     biases with ``has_joint_bias``. With ``has_sub_norms`` what attention gives, and what the
@@ -243,6 +244,8 @@ class DecoderConfig(ModelConfig):
     has_expert_bias: bool = False
     rope_attention_factor: float = 1.0
     embedding_scale: float = 1.0
+    norms_embeddings: bool = False
+    post_norm_eps: float = 0.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     tied_embeddings: bool = False

@@ -190,6 +190,13 @@ FAMILIES: Mapping[str, Family] = {
         has_expert_scales=True,
         has_shared_width=True,
     ),
+    "muse-glimmer": Family(
+        post_norms=True,
+        qk_norm="head",
+        output_gate="per_output",
+        has_window_pattern=True,
+        keys={"logit_scale": 0.6, "final_logit_softcapping": 3.0},
+    ),
     "spark2_5": Family(output_gate="per_head", has_window_pattern=True),
     "apertus": Family(qk_norm="head", is_ungated=True, has_xielu=True),
     "arcee": Family(is_ungated=True),

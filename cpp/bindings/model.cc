@@ -178,6 +178,7 @@ DecoderConfig make_config(const py::kwargs& fields) {
   reader.read("model_dim", config.model_dim);
   reader.read("vocab_size", config.vocab_size);
   reader.read("norm_eps", config.norm_eps);
+  reader.read("post_norm_eps", config.post_norm_eps);
   reader.read("centres_norms", config.centres_norms);
   reader.read("has_norm_weights", config.has_norm_weights);
   reader.read("has_norm_biases", config.has_norm_biases);
@@ -187,6 +188,7 @@ DecoderConfig make_config(const py::kwargs& fields) {
   for (const py::dict& rope : ropes) config.ropes.push_back(make_rope(rope));
   for (const py::dict& layer : layers) config.layers.push_back(make_layer(layer));
   reader.read("embedding_scale", config.embedding_scale);
+  reader.read("norms_embeddings", config.norms_embeddings);
   reader.read("logit_scale", config.logit_scale);
   reader.read("logit_soft_cap", config.logit_soft_cap);
   reader.read("tied_embeddings", config.tied_embeddings);

@@ -41,6 +41,8 @@ void check_supported(const DecoderConfig& config) {
              "biases of norms and of the output do not run on a GPU yet", cure);
   EH2O_CHECK(config.n_positions == 0, "positions by a table do not run on a GPU yet", cure);
   EH2O_CHECK(!config.has_streams, "several residual streams (AltUp) do not run on a GPU yet", cure);
+  EH2O_CHECK(!config.norms_embeddings && config.post_norm_eps == 0.0f,
+             "normed embeddings and norms with another epsilon do not run on a GPU yet", cure);
   for (const LayerSpec& layer : config.layers) {
     EH2O_CHECK(layer.laurel_rank == 0 && !layer.cuts_gate(),
                "LAuReL and networks whose gate is cut off do not run on a GPU yet", cure);

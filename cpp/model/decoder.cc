@@ -225,6 +225,10 @@ void Decoder::begin_step(const Step& step, size_t first_row, Workspace& workspac
   sequence.begin_call();
   embed_rows(weights_.table(), weights_.token_embd(), step.tokens, config_.embedding_scale,
              {a.x + first_row * dim, n, dim, dim});
+  if (config_.norms_embeddings) {
+    rms_norm_groups(weights_.table(), {a.x + first_row * dim, n, dim, dim}, {weights_.ones().data(), dim},
+                    config_.norm_eps);
+  }
   if (config_.n_positions > 0) {
     for (size_t first = 0; first < n; first += a.rows_at_once) {
       const size_t count = std::min(a.rows_at_once, n - first);

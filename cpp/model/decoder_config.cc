@@ -115,6 +115,10 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
              "a cutoff of a gate that is not there");
   EH2O_CHECK(!layer.routes_by_input || (has_experts && !layer.has_expert_norms && !config.has_streams),
              "only a plain mixture of experts is chosen by the input of its layer");
+  EH2O_CHECK(config.post_norm_eps == 0.0f ||
+                 (layer.has_post_norm() && layer.mixer == MixerKind::kAttention && !has_experts),
+             "post_norm_eps = ", config.post_norm_eps,
+             " is of norms behind plain attention and plain networks");
   EH2O_CHECK(layer.shared_ffn_dim == 0 || has_experts, "a shared expert without experts");
   EH2O_CHECK(layer.shared_ffn_dim > 0 || !layer.has_shared_gate, "a gate without a shared expert");
   EH2O_CHECK(layer.shared_ffn_dim > 0 || !layer.has_expert_norms, "norms of experts without a shared one");
@@ -142,6 +146,10 @@ void DecoderConfig::check() const {
              ", vocab_size=", vocab_size);
   EH2O_CHECK((token_input_rows > 0) == (token_input_dim() > 0), "token_input_rows = ", token_input_rows,
              " with token_input_dim = ", token_input_dim());
+  EH2O_CHECK(post_norm_eps >= 0.0f, "post_norm_eps = ", post_norm_eps);
+  EH2O_CHECK(
+      !norms_embeddings || (!has_streams && token_input_dim() == 0 && n_positions == 0 && !reads_hidden),
+      "normed embeddings go into the first layer and nothing else");
   EH2O_CHECK(n_guessed <= vocab_size && (n_guessed == 0 || reads_hidden), "logits of ", n_guessed, " of ",
              vocab_size, " tokens");
   EH2O_CHECK(!reads_hidden || (!has_streams && !has_output_bias),

@@ -35,6 +35,7 @@ void Weights::for_each_tensor(const F& f) {
     vector(name + ".bias", slot.bias, rows, false);
   };
   matrix("token_embd.weight", token_embd_.weight, config_.vocab_size, model_dim, !main_);
+  if (config_.norms_embeddings) ones_.assign(model_dim, 1.0f);
   if (config_.n_positions > 0) {
     matrix("position_embd.weight", position_embd_, config_.n_positions, model_dim, true);
   }

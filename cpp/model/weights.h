@@ -184,6 +184,7 @@ class Weights {
   const std::vector<float>& hidden_norm() const { return hidden_norm_; }
   // [n_positions][model_dim], or not set.
   const PackedMatrix& position_embd() const { return position_embd_; }
+  const std::vector<float>& ones() const { return ones_; }
   // [vocab], or null.
   const float* output_bias() const { return output_.bias.empty() ? nullptr : output_.bias.data(); }
   const PackedMatrix& own_output() const { return output_.weight; }  // not set where it is the embedding
@@ -214,6 +215,7 @@ class Weights {
   PackedMatrix head_;  // the first rows of main's output matrix
   std::vector<float> embedding_norm_, hidden_norm_;
   PackedMatrix position_embd_;
+  std::vector<float> ones_;  // [model_dim], where embeddings are normed without weights
   std::vector<PackedMatrix> token_inputs_, streams_in_, streams_out_;
   std::vector<float> output_norm_, output_norm_bias_, token_input_norm_;
   std::vector<LayerWeights> layers_;

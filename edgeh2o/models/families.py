@@ -50,6 +50,7 @@ MODULES = (
     "minicpm3",
     "minimax_m2",
     "mistral3",
+    "muse_glimmer",
     "nanbeige",
     "nemotron",
     "nemotron_h",

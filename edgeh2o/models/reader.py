@@ -166,6 +166,8 @@ def _make_config(
         context_length=shape.context_length,
         n_positions=shape.context_length if spec.has_position_table else 0,
         norm_eps=shape.norm_eps,
+        post_norm_eps=spec.post_norm_eps,
+        norms_embeddings=spec.norms_embeddings,
         centres_norms=spec.norm == "layer",
         has_norm_weights=spec.has_norm_weights,
         has_norm_biases=spec.norm == "biased_rms",

@@ -67,8 +67,9 @@ class ArchitectureSpec:
         scales_embedding_by_width: embeddings are multiplied by ``sqrt(model_dim)``.
         depth_scales: scales that follow from width and depth, which files do not say; None: none.
         attention_scale: factor of attention logits; None: one over the root of the head size.
-        norms_values, has_sinks, has_output_scale, has_sub_norms, output_gate, head_gate: see
+        norms_embeddings, post_norm_eps, norms_values, has_sinks, has_output_scale: see
             ``DecoderConfig``.
+        has_sub_norms, output_gate, head_gate: see there too.
         shares_kv: the last layers may read the keys and values of others.
         has_token_inputs: layers may have inputs of their own per token.
         streams: None: every token has one residual stream.
@@ -111,6 +112,8 @@ class ArchitectureSpec:
     required_scales: tuple[str, ...] = ()
     default_soft_caps: Mapping[str, float] = field(default_factory=dict)
     scales_embedding_by_width: bool = False
+    norms_embeddings: bool = False
+    post_norm_eps: float = 0.0
     depth_scales: DepthScales | None = None
     attention_scale: float | None = None
     norms_values: bool = False

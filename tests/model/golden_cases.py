@@ -26,6 +26,14 @@ CASES: Mapping[str, Mapping[str, object]] = {
     "llama_llama3": {"rope_scaling": "llama3", "context_length": 512},
     "llama_yarn": {"rope_scaling": "yarn", "original_context": 64},
     "laguna_full": {"architecture": "laguna", "rotary_dim": 8, "tied": False},
+    "muse-glimmer": {
+        "architecture": "muse-glimmer",
+        "n_layers": 5,
+        "sliding_window": 24,
+        "rope_base_sliding": 5e3,
+        "norm_eps": 0.02,
+        "tied": False,
+    },
     "spark2_5": {
         "architecture": "spark2_5",
         "n_layers": 4,

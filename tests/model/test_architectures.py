@@ -68,6 +68,10 @@ MODELS = {
         **{"n_kv_heads": (2, 0, 4, 1), "ffn_dim": (96, 64, 96, 128)},
     },
     "maple": {"architecture": "maple", "n_layers": 4, "sliding_window": NARROW},
+    "muse-glimmer": {
+        **{"architecture": "muse-glimmer", "n_layers": 4, "sliding_window": NARROW},
+        "norm_eps": 0.02,
+    },
     "spark2_5": {"architecture": "spark2_5", "n_layers": 3, "sliding_window": NARROW},
     "cohere2": {"architecture": "cohere2", "n_layers": 4, "sliding_window": NARROW},
     "cohere2moe": {"architecture": "cohere2moe", "n_layers": 5, "sliding_window": NARROW},

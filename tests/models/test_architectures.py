@@ -116,6 +116,11 @@ def test_gates_of_attention(tiny_model: TinyModelFactory, tmp_path: Path) -> Non
     assert [config.output_gate for config in gates.values()] == ["per_output", *["per_head"] * 2]
     assert [config.head_gate for config in gates.values()] == ["sigmoid", "softplus", "sigmoid"]
 
+    muse = read_tiny(tiny_model, "muse-glimmer")
+    assert (muse.output_gate, muse.head_gate) == ("per_output", "sigmoid")
+    assert (muse.norms_embeddings, muse.post_norm_eps) == (True, 1e-8)
+    assert (muse.logit_scale, muse.logit_soft_cap) == pytest.approx((0.6, 3.0))
+
     def widen(tensors: Tensors) -> None:  # as that of the largest Laguna
         tensors["blk.1.attn_gate.weight"] = tensors["blk.1.attn_q.weight"]
 

@@ -17,7 +17,7 @@ from tests.models.tiny_file import SHAPE, read, read_tiny, write_tiny
 from tests.tiny_models import TinyModelFactory
 
 # Of models with windows only layers with one have positions.
-ROTATING_WINDOWS = ("exaone4", "afmoe", "smallthinker")
+ROTATING_WINDOWS = ("exaone4", "afmoe", "muse-glimmer", "smallthinker")
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,7 @@ ROTATING_WINDOWS = ("exaone4", "afmoe", "smallthinker")
         ("mellum", {"sliding_window": 5}, "www.ww"),
         ("afmoe", {"sliding_window": 5}, "www.ww"),
         ("laguna", {"sliding_window": 5}, ".www.w"),
+        ("muse-glimmer", {"sliding_window": 5, "sliding_window_pattern": 4}, "www.ww"),
         ("laguna", {"sliding_window": 5, "sliding_window_pattern": 2}, ".w.w.w"),
         ("smallthinker", {}, ""),
         ("smallthinker", {"sliding_window": 5}, ".www.w"),

@@ -30,6 +30,7 @@ REFUSED = {
     "apertus": "networks with xIELU",
     "chatglm-fused": "joint biases of queries, keys and values",
     **dict.fromkeys(("afmoe", "laguna", "spark2_5"), "gates of attention by a matrix of their own"),
+    "muse-glimmer": "normed embeddings and norms with another epsilon",
     "smallthinker": "experts chosen by the input of their layer",
     "maple": "networks whose gate has a limit",
     "plamo": "feed-forward networks beside attention",

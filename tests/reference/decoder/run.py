@@ -231,10 +231,12 @@ class DecoderRun:
     def _embed(self, tokens: Tokens) -> Array:
         """What goes into the first layer, [n_tokens, model_dim]."""
         rows = self.rows.weights["token_embd.weight"][np.asarray(tokens)].astype(np.float64)
-        embedded: Array = rows * self.rows.config.embedding_scale
-        return embedded
+        config = self.rows.config
+        embedded: Array = rows * config.embedding_scale
+        return self.rows.normalised(embedded) if config.family.norms_embedding else embedded
 
     def _post_norm(self, name: str, branch: Array) -> Array:
         """The norm of a branch's output, where the name is not that of an input's."""
         is_input = name.endswith(self.rows.config.family.ffn_norm)
-        return branch if is_input else self.rows.norm(name, branch)
+        eps = self.rows.config.family.post_norm_eps
+        return branch if is_input else self.rows.norm(name, branch, eps=eps)
