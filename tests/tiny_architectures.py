@@ -30,6 +30,7 @@ class Family:
         has_delta_net: every other layer has a gated delta net, and attention has a gate.
         has_grouped_heads: neighbouring value heads of a delta net share a key head, and its gates
             are one matrix.
+        has_row_decays: every other layer has a delta net whose rows decay by themselves.
         mamba2: layers have Mamba-2: "other" than those with KV heads, by default every other one;
             "beside" attention; or "single", by turns with attention and feed-forward networks
             without a gate, of which a layer has one.
@@ -89,6 +90,7 @@ class Family:
     has_short_conv: bool = False
     has_delta_net: bool = False
     has_grouped_heads: bool = False
+    has_row_decays: bool = False
     mamba2: Literal["other", "beside", "single"] | None = None
     has_mamba1: bool = False
     has_only_mamba1: bool = False
@@ -136,7 +138,8 @@ class Family:
     def is_hybrid(self) -> bool:
         """Whether the first layer does not attend, but the second does."""
         has_mamba = self.has_mamba1 or self.mamba2 in ("other", "single")
-        return self.has_short_conv or self.has_delta_net or has_mamba
+        has_delta_net = self.has_delta_net or self.has_row_decays
+        return self.has_short_conv or has_delta_net or has_mamba
 
     @property
     def is_recurrent(self) -> bool:
@@ -226,6 +229,14 @@ FAMILIES: Mapping[str, Family] = {
         has_experts=True,
         has_expert_bias=True,
         has_expert_scales=True,
+    ),
+    "bailingmoe3": Family(
+        is_latent=True,
+        has_row_decays=True,
+        output_gate="per_head",
+        has_experts=True,
+        has_expert_bias=True,
+        has_shared_width=True,
     ),
     "bailingmoe": Family(has_experts=True, has_expert_scales=True, has_softmax_gate=True),
     "deepseek": Family(

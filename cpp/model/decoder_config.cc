@@ -15,8 +15,10 @@ void check_latent(const LayerSpec& layer, const RopeConfig& rope) {
   EH2O_CHECK(latent.nope_dim > 0 && latent.value_dim > 0 && latent.rope_dim == 2 * rope.n_pairs(),
              "heads of latent attention have ", latent.nope_dim, " + ", latent.rope_dim,
              " dimensions, of which ", 2 * rope.n_pairs(), " are rotated, and values of ", latent.value_dim);
-  EH2O_CHECK(layer.qk_norm == QkNorm::kNone && !layer.norms_values && !layer.has_output_gate(),
-             "latent attention with norms of heads, or a gate");
+  EH2O_CHECK(layer.qk_norm == QkNorm::kNone && !layer.norms_values, "latent attention with norms of heads");
+  EH2O_CHECK(
+      !layer.has_output_gate() || (layer.output_gate == OutputGate::kPerHead && !layer.heads.index.has_own()),
+      "latent attention has a gate of every head, or an indexer, or neither");
   const IndexHeads& index = layer.heads.index;
   EH2O_CHECK(!index.has_own() || (latent.q_rank > 0 && index.key_dim >= latent.rope_dim),
              "an indexer with keys of ", index.key_dim, " dimensions, of which ", latent.rope_dim,
@@ -25,7 +27,8 @@ void check_latent(const LayerSpec& layer, const RopeConfig& rope) {
 
 void check_attention(const DecoderConfig& config, const LayerSpec& layer) {
   layer.heads.check();
-  EH2O_CHECK(!layer.has_output_gate() || layer.heads.key_dim == layer.heads.value_dim,
+  EH2O_CHECK(!layer.has_output_gate() || layer.output_gate == OutputGate::kPerHead ||
+                 layer.heads.key_dim == layer.heads.value_dim,
              "a gate of the output needs keys and values of one size");
   EH2O_CHECK(layer.rope < config.ropes.size(), "a layer asks for RoPE table ", layer.rope, " of ",
              config.ropes.size());

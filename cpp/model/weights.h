@@ -1,6 +1,7 @@
 // The weights of a decoder, packed for one kernel table, and the names by which a model file fills them.
 #pragma once
 
+#include <array>
 #include <forward_list>
 #include <functional>
 #include <string>
@@ -48,10 +49,12 @@ struct LayerWeights {
   std::vector<float> index_k_norm, index_k_norm_bias;
   Linear conv_in, conv_out;  // [3 * model_dim], [model_dim], of a short convolution
   std::vector<float> conv;   // [n_conv_taps][channels], the latest token's last
-  // Of a delta net: [conv_dim], [value_dim], [model_dim] outputs; the gates [n_value_heads] each, or both in
-  // one matrix.
+  // Where queries, keys and values of a delta net have one each in the file; conv is made of them.
+  std::array<std::vector<float>, 3> conv_parts;
+  // Of a delta net: [conv_dim], or attn_q, attn_k and attn_v in its place, [value_dim], [model_dim] outputs;
+  // the gates, [n_value_heads] and [n_decays], or both in one matrix.
   Linear delta_qkv, delta_z, delta_out, delta_rate, delta_decay, delta_gates;
-  std::vector<float> delta_a, delta_bias, delta_norm;  // [n_value_heads] twice, [head_dim]
+  std::vector<float> delta_a, delta_bias, delta_norm;  // [n_value_heads], [n_decays], [head_dim]
   std::vector<float> delta_q_scale, delta_k_scale;     // [head_dim] factors of normed queries and keys
   std::vector<float> attn_q_norm, attn_k_norm;         // [key_dim] or [q_dim] and [k_dim], or empty
   std::vector<float> attn_sinks;                       // [n_heads], or empty

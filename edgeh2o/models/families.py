@@ -12,6 +12,7 @@ MODULES = (
     "baichuan",
     "bailingmoe",
     "bailingmoe2",
+    "bailingmoe3",
     "bitnet",
     "chatglm",
     "codeshell",

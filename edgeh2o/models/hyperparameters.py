@@ -153,7 +153,7 @@ def read_hyperparameters(
     if has_drafting_layers:
         key = f"{architecture}.{DRAFTING_KEY}"
         n_drafting = metadata.get_int(key, minimum=0, maximum=n_layers - 1, default=0)
-    keys = ArchitectureKeys(metadata, architecture, n_layers - n_drafting)
+    keys = ArchitectureKeys(metadata, architecture, n_layers - n_drafting, n_drafting)
     _refuse_encoders(keys)
     check_sections(keys, rope)
     has_one_branch = hybrid is not None and (hybrid.has_one_branch or not hybrid.has_attention)
@@ -177,7 +177,7 @@ def read_hyperparameters(
     layout = read_latent(keys, latent, model_dim, n_heads) if latent else None
     if layout is not None:
         head_dim = layout.heads.row_dim
-        layers = tuple(replace(layer, n_kv_heads=1) for layer in layers)
+        layers = tuple(replace(layer, n_kv_heads=min(layer.n_heads, 1)) for layer in layers)
         if layout.index is not None:
             layers = with_indexers(keys, layout.index, layout.heads, layers)
     else:

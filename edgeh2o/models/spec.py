@@ -20,7 +20,7 @@ from .latent import LatentRule
 from .latent_tensors import ALL_TENSORS, latent_tensors
 from .rope import PLAIN_ROPE, RopeRule
 from .streams import StreamRule
-from .tensors import TensorRule
+from .tensors import TensorRule, tensors_of
 from .windows import SlidingWindows
 from .xielu import with_xielu
 
@@ -168,7 +168,10 @@ class ArchitectureSpec:
     def rules(self, shape: Hyperparameters, *, is_fused: bool = False) -> tuple[TensorRule, ...]:
         """The tensors of files of this shape, whose Q, K and V may be one matrix."""
         tensors = self.fused_tensors if is_fused and self.fused_tensors else self.tensors
-        return tensors + (latent_tensors(shape.latent) if shape.latent else ())
+        latent = latent_tensors(shape.latent) if shape.latent else ()
+        if self.hybrid is not None:
+            latent = tensors_of("attention", latent)
+        return tensors + latent
 
 
 _ARCHITECTURES: dict[str, ArchitectureSpec] = {}

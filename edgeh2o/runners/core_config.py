@@ -102,6 +102,8 @@ def _core_layer(layer: LayerConfig, config: DecoderConfig) -> dict[str, Any]:
         del fields["gate_cutoff"]
     head_dim = fields.pop("head_dim") or config.head_dim
     fields["key_dim"] = fields["value_dim"] = head_dim if layer.n_heads else 0
+    if config.latent is not None and not layer.n_heads:
+        fields.update(values_are_keys=False, latent_rank=0)
     if fields.pop("is_dense") or not layer.ffn_dim:
         ffn = "gated" if layer.ffn_dim else "none"
         fields.update(ffn=ffn, n_experts=0, n_experts_used=0, has_expert_bias=False)

@@ -175,7 +175,8 @@ class TinyModel:
 
     def mixer(self, layer: int) -> str:
         """As in ``LayerConfig``."""
-        if self.family.has_delta_net and (layer + 1) % DELTA_NET_PERIOD:
+        has_delta_net = self.family.has_delta_net or self.family.has_row_decays
+        if has_delta_net and (layer + 1) % DELTA_NET_PERIOD:
             return "delta_net"
         _, n_kv_heads, ffn_dim = self.layers[layer]
         if n_kv_heads:

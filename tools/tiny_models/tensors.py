@@ -139,7 +139,7 @@ def _add_matrices(normal: Callable[..., None], model: TinyModel, layer: int) -> 
     *_, ffn_dim = model.layers[layer]
     mixer = model.mixer(layer)
     matrices: list[recurrent.Matrix] = []
-    if family.is_latent:
+    if family.is_latent and mixer == "attention":
         matrices = latent.add_latent_tensors(normal, layer, model, ATTENTION_LOGIT_STD)
     elif mixer.startswith("attention"):
         matrices = _add_attention(normal, model, layer)

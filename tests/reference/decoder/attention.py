@@ -104,6 +104,8 @@ class AttentionBlocks:
         else:
             attended = run(absorbed_queries(q, w_k), keys, keys[..., : sizes.rank])
         values = absorbed_values(attended, w_v)
+        if f"{prefix}attn_gate.weight" in self.weights:
+            values = values * sigmoid(self.rows.linear(prefix + "attn_gate", normed)).T[..., None]
         return self.rows.linear(
             prefix + "attn_output", values.transpose(1, 0, 2).reshape(len(x), -1)
         )

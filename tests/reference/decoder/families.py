@@ -116,6 +116,7 @@ FAMILIES: Mapping[str, Family] = {
     "baichuan": Family(is_interleaved=True),
     "bailingmoe": Family(is_interleaved=True),
     "bailingmoe2": Family(),
+    "bailingmoe3": Family(is_interleaved=True),
     "bitnet": Family(),
     "chatglm": Family(is_interleaved=True),
     "codeshell": Family(is_ungated=True, ungated="ungated_gelu", has_layer_norm=True),

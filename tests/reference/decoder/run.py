@@ -180,6 +180,8 @@ class DecoderRun:
                 x = streams[0]
             if f"{prefix}shortconv.conv.weight" in weights:
                 branch = self._recurrent.convolve(layer_idx, x)
+            elif f"{prefix}ssm_f_a.weight" in weights:
+                branch = self._recurrent.row_delta(layer_idx, x)
             elif f"{prefix}ssm_beta.weight" in weights or f"{prefix}ssm_ba.weight" in weights:
                 branch = self._recurrent.delta(layer_idx, x)
             elif config.latent is not None:
