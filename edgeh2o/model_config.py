@@ -199,8 +199,11 @@ class DecoderConfig(ModelConfig):
     has the input of attention, normed alike or by a norm of its own (``has_parallel_norm``).
     Queries, keys and values are clamped to ``qkv_limit`` if that is not 0, and have one vector of
     biases with ``has_joint_bias``. With ``has_sub_norms`` what attention gives, and what the
-    activation of a network, is normed before the next product. ``qk_norm`` normalises queries and
-    keys: of each "head", of the whole "projection", or "none"; before the rotary embedding or after
+    activation of a network, is normed before the next product. With ``has_head_gains`` norms of
+    queries and keys have no weights, heads of queries and the outputs of both branches have a
+    factor each, and a multiple of the embedding is added behind every layer. ``qk_norm`` normalises
+    queries and keys: of each "head", of the whole "projection", or "none"; before the rotary
+    embedding or after
     it. With experts, every token goes through ``n_experts_used`` of ``n_experts`` feed-forward
     networks, whose shares may add up to 1 (``normalises_experts``) and are multiplied by
     ``expert_scale``, and through a shared one of width ``shared_ffn_dim``, 0 for none, weighted by
@@ -262,6 +265,7 @@ class DecoderConfig(ModelConfig):
     qkv_limit: float = 0.0
     has_joint_bias: bool = False
     has_sub_norms: bool = False
+    has_head_gains: bool = False
     qk_norm: str = "none"
     qk_norm_after_rope: bool = False
     temperature_scale: float = 0.0

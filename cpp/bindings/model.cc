@@ -100,6 +100,7 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("qk_norm_after_rope", layer.qk_norm_after_rope);
   reader.read("has_sinks", layer.has_sinks);
   reader.read("norms_values", layer.norms_values);
+  reader.read("has_head_gains", layer.has_head_gains);
   reader.read("has_large_keys", layer.heads.has_large_keys);
   reader.read("temperature_scale", layer.temperature_scale);
   reader.read("temperature_period", layer.temperature_period);

@@ -43,6 +43,8 @@ class Decoder {
  private:
   void check_steps(Span<const Step> steps, const Workspace& workspace) const;
   void begin_call(Span<const Step> steps, Workspace& workspace) const;
+  void embed(Span<const int32_t> tokens, MatView<float> rows) const;
+  void add_embedding(const LayerCall& call, size_t first, MatView<float> rows) const;
   void begin_step(const Step& step, size_t first_row, Workspace& workspace) const;
   // Whether the rows of the steps go through the layers together: decode steps of several sequences.
   bool goes_together(Span<const Step> steps, size_t n_rows, Workspace& workspace) const;

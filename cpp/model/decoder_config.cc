@@ -93,7 +93,14 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
                   !layer.is_parallel && !config.centres_norms && !config.has_norm_biases),
              "norms behind attention and activations are of plain attention and plain networks");
   EH2O_CHECK(layer.qkv_limit >= 0.0f, "qkv_limit = ", layer.qkv_limit);
-  EH2O_CHECK(config.has_norm_weights || config.centres_norms, "RMS norms without weights");
+  EH2O_CHECK(config.has_norm_weights || config.centres_norms || layer.has_head_gains,
+             "RMS norms without weights");
+  EH2O_CHECK(!layer.has_head_gains ||
+                 (layer.mixer == MixerKind::kAttention && layer.ffn == FfnKind::kGated &&
+                  layer.norm_placement == NormPlacement::kPre && layer.qk_norm == QkNorm::kHead &&
+                  layer.qk_norm_after_rope && layer.latent.is_none() && layer.heads.has_own_kv() &&
+                  !layer.is_parallel && !layer.has_sub_norms && !config.centres_norms),
+             "gains of heads are of plain attention whose heads are normed behind the rotary embedding");
   EH2O_CHECK(!config.centres_norms ||
                  (layer.mixer == MixerKind::kAttention && layer.has_ffn() && !layer.has_expert_norms &&
                   layer.norm_placement == NormPlacement::kPre && layer.qk_norm == QkNorm::kNone &&

@@ -75,6 +75,10 @@ struct LayerSpec {
   // BitNet: what attention gives, and what the activation, is normed before the next product, and the seven
   // matrices may have a factor each.
   bool has_sub_norms = false;
+  // Talkie: the norms of queries and keys have no weights, but heads of queries a factor each behind them,
+  // and so have the output matrices of attention and network; a multiple of the embedding is added behind the
+  // layer.
+  bool has_head_gains = false;
   bool has_joint_bias = false;  // the biases of queries, keys and values are one vector
   OutputGate output_gate = OutputGate::kNone;
   HeadGate head_gate = HeadGate::kSigmoid;  // of kPerHead; others are sigmoids

@@ -96,7 +96,13 @@ void Weights::for_each_tensor(const F& f) {
       vector(prefix + "post_attention_norm.weight", layer.attn_post_norm, model_dim, true);
       vector(prefix + "post_ffw_norm.weight", layer.ffn_post_norm, model_dim, true);
     }
-    if (spec.qk_norm != QkNorm::kNone && !heads.is_none()) {
+    if (spec.has_head_gains) {
+      layer.attn_q_norm.assign(heads.key_dim, 1.0f);
+      layer.attn_k_norm.assign(heads.key_dim, 1.0f);
+      f(prefix + "attn_q_norm.weight", Slot{nullptr, &layer.head_gains, heads.n_heads, 1, true});
+      vector(prefix + "embedding_share.weight", layer.embedding_share, 1, true);
+      vector(prefix + "attn_output.scale", layer.attn_output.scale, 1, false);
+    } else if (spec.qk_norm != QkNorm::kNone && !heads.is_none()) {
       const bool is_per_head = spec.qk_norm == QkNorm::kHead;
       vector(prefix + "attn_q_norm.weight", layer.attn_q_norm, is_per_head ? heads.key_dim : heads.q_dim(),
              true);
@@ -261,6 +267,7 @@ void Weights::for_each_tensor(const F& f) {
       vector(prefix + "ffn_down.scale", layer.ffn[0].down.scale, 1, false);
       vector(prefix + "ffn_sub_norm.weight", layer.ffn_sub_norm, spec.ffn_dim, true);
     }
+    if (spec.has_head_gains) vector(prefix + "ffn_down.scale", layer.ffn[0].down.scale, 1, false);
     if (spec.shared_ffn_dim > 0) {
       if (spec.has_gate())
         linear(prefix + "ffn_gate_shexp", layer.ffn_shared.gate, spec.shared_ffn_dim, model_dim);

@@ -22,6 +22,15 @@ void join_convolutions(LayerWeights& layer) {
   }
 }
 
+// One for every number of a query.
+void spread_gains(const LayerSpec& spec, LayerWeights& layer) {
+  if (layer.head_gains.empty()) return;
+  layer.query_gains.clear();
+  for (const float gain : layer.head_gains) {
+    layer.query_gains.insert(layer.query_gains.end(), spec.heads.key_dim, gain);
+  }
+}
+
 }  // namespace
 
 const Weights::Slot& Weights::find_slot(const std::string& name, size_t rows, size_t cols) const {
@@ -157,7 +166,10 @@ void Weights::finish() {
     EH2O_CHECK(main_->output(), "the model of a layer that guesses tokens ahead has no weights yet");
     head_ = main_->output().first_rows(config_.n_outputs());
   }
-  for (LayerWeights& layer : layers_) join_convolutions(layer);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    join_convolutions(layers_[i]);
+    spread_gains(config_.layers[i], layers_[i]);
+  }
   parallel_for(layers_.size(), [&](size_t i, size_t) { balance_keys(config_, i, layers_[i]); });
 }
 

@@ -36,6 +36,8 @@ struct LayerWeights {
   Linear attn_q, attn_k, attn_v, attn_output, attn_gate;
   std::vector<float> attn_qkv_bias;                // of the first three, in place of their own; or empty
   std::vector<float> key_balance;                  // [q_dim + k_dim] factors (model/key_balance.h), or empty
+  std::vector<float> head_gains, query_gains;      // [n_heads] and, made of it, [q_dim]; or empty
+  std::vector<float> embedding_share;              // [1], or empty: of the embedding, behind the layer
   std::vector<float> attn_sub_norm, ffn_sub_norm;  // [out_dim], [ffn_dim], or empty: of has_sub_norms
   bool has_even_keys = false;                      // by these, or by factors in the norms of queries and keys
   // Of latent attention: the vectors that queries are made of, [q_rank] outputs, and the row that is cached,

@@ -73,6 +73,7 @@ MODULES = (
     "smallthinker",
     "smollm3",
     "stablelm",
+    "talkie",
 )
 
 

@@ -176,6 +176,7 @@ def _make_config(
         has_parallel_norm=is_parallel and spec.has_parallel_norm,
         has_joint_bias=FUSED_BIAS in gguf.tensors,
         has_sub_norms=spec.has_sub_norms,
+        has_head_gains=spec.has_head_gains,
         qk_norm=_qk_norm(gguf, spec),
         qk_norm_after_rope=spec.qk_norm_after_rope,
         temperature_scale=shape.temperature_scale,

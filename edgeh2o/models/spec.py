@@ -69,7 +69,7 @@ class ArchitectureSpec:
         attention_scale: factor of attention logits; None: one over the root of the head size.
         norms_embeddings, post_norm_eps, norms_values, has_sinks, has_output_scale: see
             ``DecoderConfig``.
-        has_sub_norms, output_gate, head_gate: see there too.
+        has_sub_norms, has_head_gains, output_gate, head_gate: see there too.
         shares_kv: the last layers may read the keys and values of others.
         has_token_inputs: layers may have inputs of their own per token.
         streams: None: every token has one residual stream.
@@ -120,6 +120,7 @@ class ArchitectureSpec:
     has_sinks: bool = False
     has_output_scale: bool = False
     has_sub_norms: bool = False
+    has_head_gains: bool = False
     output_gate: Literal["none", "of_queries", "per_output", "per_head"] = "none"
     head_gate: Literal["sigmoid", "softplus"] = "sigmoid"
     shares_kv: bool = False

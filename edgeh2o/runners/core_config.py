@@ -58,6 +58,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
         "qkv_limit": config.qkv_limit,
         "has_joint_bias": config.has_joint_bias,
         "has_sub_norms": config.has_sub_norms,
+        "has_head_gains": config.has_head_gains,
         "residual_scale": config.residual_scale,
     }
     if config.latent is not None:

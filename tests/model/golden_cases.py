@@ -34,6 +34,7 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "norm_eps": 0.02,
         "tied": False,
     },
+    "talkie": {"architecture": "talkie", "tied": False},
     "spark2_5": {
         "architecture": "spark2_5",
         "n_layers": 4,

@@ -129,6 +129,25 @@ def test_gates_of_attention(tiny_model: TinyModelFactory, tmp_path: Path) -> Non
         read(path)
 
 
+def test_gains_of_talkie(tiny_model: TinyModelFactory, tmp_path: Path) -> None:
+    config = read_tiny(tiny_model, "talkie")
+    assert config.has_head_gains and config.norms_embeddings and not config.has_norm_weights
+    assert (config.qk_norm, config.qk_norm_after_rope) == ("head", True)
+
+    def drop_factors(tensors: Tensors) -> None:
+        for layer in range(SHAPE["n_layers"]):
+            del tensors[f"blk.{layer}.attn_output.scale"], tensors[f"blk.{layer}.ffn_down.scale"]
+
+    def drop_share(tensors: Tensors) -> None:
+        del tensors["blk.1.layer_output_scale.weight"]
+
+    with NativeModelFile(write_tiny(tmp_path, "talkie", edit=drop_factors)) as file:
+        assert file.load().dequantize("blk.1.embedding_share.weight").any()
+    path = write_tiny(tmp_path, "talkie", edit=drop_share)
+    with pytest.raises(FormatError, match=r"missing: 'blk\.1\.layer_output_scale\.weight'"):
+        read(path)
+
+
 def test_experts_of_cohere2moe(tiny_model: TinyModelFactory, tmp_path: Path) -> None:
     config = read_tiny(tiny_model, "cohere2moe", sliding_window=5)
     assert [layer.window for layer in config.layers] == [0, 5, 5, 5, 0, 5]

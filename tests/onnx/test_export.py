@@ -65,6 +65,7 @@ def test_the_budget_table_of_the_weights_is_found(
         ("cohere2", "LayerNorm"),
         ("spark2_5", "gates of attention"),
         ("muse-glimmer", "norms of embeddings"),
+        ("talkie", "norms of embeddings"),
         ("plamo", "feed-forward networks beside attention"),
         ("qwen", "a joint bias of queries, keys and values"),
         ("phimoe", "a mixture of experts"),

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from tests.reference.codebook_quants import CODEBOOK_TYPES
 from tests.reference.k_quants import K_TYPES
-from tests.tiny_architectures import FAMILIES, Family
+from tests.tiny_architectures import FAMILIES
+from tests.tiny_family import Family
 from tools.tiny_models.tokenizer import vocabulary
 
 PerLayer = int | tuple[int, ...]

@@ -232,6 +232,9 @@ FAMILIES: Mapping[str, Family] = {
     "spark2_5": Family(sliding_base=10000.0, has_gelu=True),
     "stablelm": Family(has_layer_norm=True),
     "starcoder": GPT2,
+    "talkie": Family(
+        norms_after_rope=True, has_norm_weights=False, norms_embedding=True, scales_logits=True
+    ),
     "starcoder2": Family(is_ungated=True, ungated="ungated_gelu", has_layer_norm=True),
     "xverse": Family(is_interleaved=True),
 }

@@ -217,7 +217,10 @@ class DecoderRun:
                     x = x + added
                 else:
                     streams[1:] += added
-            x = x * weights.get(f"{prefix}layer_output_scale.weight", 1.0)
+            if config.family.norms_embedding:
+                x = x + embedded * weights.get(f"{prefix}layer_output_scale.weight", 0.0)
+            else:
+                x = x * weights.get(f"{prefix}layer_output_scale.weight", 1.0)
         if streams is not None:
             x = merge(streams, weights["altup_unembd_proj.weight"].astype(np.float64))
         self._attention.position += len(tokens)
