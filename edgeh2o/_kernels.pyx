@@ -89,11 +89,13 @@ cdef extern from "ops/matmul.h" namespace "edgeh2o" nogil:
         const MatmulOutput* data
         size_t size
     size_t matmul_scratch_bytes(const KernelTable&)
+    cdef cppclass MatmulContext:
+        uint8_t* scratch
     cdef cppclass PackedOut:
         uint8_t* packed
         size_t scale_block
     Activations8 quantize_rows(const KernelTable&, ConstRows, const PackedOut&) except +
-    void c_matmul "edgeh2o::matmul"(const KernelTable&, const MatmulInput&, ConstOutputs, uint8_t*) except +
+    void c_matmul "edgeh2o::matmul"(const KernelTable&, const MatmulInput&, ConstOutputs, const MatmulContext&) except +
 
 cdef extern from "ops/read_bandwidth.h" namespace "edgeh2o" nogil:
     vector[double] measure_reading(const KernelTable&, size_t, int) except +
@@ -389,7 +391,6 @@ cdef class Weights:
             raise ValueError(f"x is {x.shape[0]} x {x.shape[1]}, the weights have depth {self.cols}")
         cdef uint8_t[::1] packed = np.empty(Activations8.bytes(self.table[0], n_rows, self.cols) + 64, np.uint8)
         cdef uint8_t[::1] scratch = np.empty(matmul_scratch_bytes(self.table[0]) * num_threads() + 64, np.uint8)
-        cdef uint8_t* aligned = <uint8_t*>((<uintptr_t>&scratch[0] + 63) // 64 * 64)
         cdef double[:, ::1] seconds = np.empty((n_rounds, 2))
         cdef double start, middle
         cdef int i
@@ -397,6 +398,8 @@ cdef class Weights:
         cdef PackedOut rounded
         cdef MatmulOutput output
         cdef ConstOutputs outputs
+        cdef MatmulContext context
+        context.scratch = <uint8_t*>((<uintptr_t>&scratch[0] + 63) // 64 * 64)
         rounded.packed, rounded.scale_block = &packed[0], self.scale_block
         input.rows.data = &x[0, 0]
         input.rows.rows = n_rows
@@ -414,7 +417,7 @@ cdef class Weights:
                 if self.is_quantised:
                     input.packed = quantize_rows(self.table[0], input.rows, rounded)
                 middle = seconds_now()
-                c_matmul(self.table[0], input, outputs, aligned)
+                c_matmul(self.table[0], input, outputs, context)
                 seconds[i, 0] = middle - start
                 seconds[i, 1] = seconds_now() - middle
         return np.asarray(seconds)

@@ -103,11 +103,13 @@ class LayerConfig:
     a convolution of ``n_conv_taps`` tokens takes the place of attention. One whose mixer is
     "delta_net" has a convolution and ``n_delta_value_heads`` heads of ``delta_head_dim`` values,
     several of which may share the queries and keys of one of ``n_delta_key_heads``: neighbours, if
-    they are grouped, else those that are so many heads apart. "mamba2" has a convolution and
-    ``n_ssd_heads`` heads of ``ssd_head_dim`` values, each with a state of ``ssd_state_dim`` rows;
-    what writes to it and reads it is that of one of ``n_ssd_groups``; "attention_mamba2" has
-    attention beside it. "mamba1" has a convolution and ``n_scan_channels`` channels, each with
-    ``scan_state_dim`` states, whose steps are made of ``scan_step_rank`` numbers, with the
+    they are grouped, else those that are so many heads apart; with a ``delta_log_floor`` that is
+    not 0 every row of a state decays by itself, to the exponential of that at the least. "mamba2"
+    has a convolution and ``n_ssd_heads`` heads of ``ssd_head_dim`` values, each with a state of
+    ``ssd_state_dim`` rows; what writes to it and reads it is that of one of ``n_ssd_groups``;
+    "attention_mamba2" has attention beside it. "mamba1" has a convolution and ``n_scan_channels``
+    channels, each with ``scan_state_dim`` states, whose steps are made of ``scan_step_rank``
+    numbers, with the
     ``scan_norms`` "weighted", "plain" or "none". A layer whose
     mixer is "none" has a feed-forward network only, and one with
     an ``ffn_dim`` of 0 has none. In a mixture of experts a layer ``is_dense`` has one feed-forward
@@ -134,6 +136,7 @@ class LayerConfig:
     n_delta_value_heads: int = 0
     delta_head_dim: int = 0
     has_grouped_delta_heads: bool = False
+    delta_log_floor: float = 0.0
     n_ssd_heads: int = 0
     ssd_head_dim: int = 0
     n_ssd_groups: int = 0
@@ -191,12 +194,16 @@ class DecoderConfig(ModelConfig):
     Norms are RMS norms, or LayerNorm (``centres_norms``), which may have biases where RMS norms
     have them only with ``has_norm_biases``, and no weights without ``has_norm_weights``;
     ``has_output_bias`` is of the logits. ``norm_placement`` says what of a residual branch is
-    normalised: "pre" its input, "post" its output, "both"; where it ``is_parallel``, the network
+    normalised: "pre" its input, "post" its output, with ``post_norm_eps`` if that is not 0, "both";
+    embeddings are with ``norms_embeddings``, without weights; where it ``is_parallel``, the network
     has the input of attention, normed alike or by a norm of its own (``has_parallel_norm``).
     Queries, keys and values are clamped to ``qkv_limit`` if that is not 0, and have one vector of
     biases with ``has_joint_bias``. With ``has_sub_norms`` what attention gives, and what the
-    activation of a network, is normed before the next product. ``qk_norm`` normalises queries and
-    keys: of each "head", of the whole "projection", or "none"; before the rotary embedding or after
+    activation of a network, is normed before the next product. With ``has_head_gains`` norms of
+    queries and keys have no weights, heads of queries and the outputs of both branches have a
+    factor each, and a multiple of the embedding is added behind every layer. ``qk_norm`` normalises
+    queries and keys: of each "head", of the whole "projection", or "none"; before the rotary
+    embedding or after
     it. With experts, every token goes through ``n_experts_used`` of ``n_experts`` feed-forward
     networks, whose shares may add up to 1 (``normalises_experts``) and are multiplied by
     ``expert_scale``, and through a shared one of width ``shared_ffn_dim``, 0 for none, weighted by
@@ -244,6 +251,8 @@ class DecoderConfig(ModelConfig):
     has_expert_bias: bool = False
     rope_attention_factor: float = 1.0
     embedding_scale: float = 1.0
+    norms_embeddings: bool = False
+    post_norm_eps: float = 0.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     tied_embeddings: bool = False
@@ -257,6 +266,7 @@ class DecoderConfig(ModelConfig):
     qkv_limit: float = 0.0
     has_joint_bias: bool = False
     has_sub_norms: bool = False
+    has_head_gains: bool = False
     qk_norm: str = "none"
     qk_norm_after_rope: bool = False
     temperature_scale: float = 0.0

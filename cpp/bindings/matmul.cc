@@ -131,7 +131,7 @@ class Matmul {
     const ThreadScope threads(n_threads_);
     Activations8 packed;
     if (out.packed) packed = quantize_rows(table_, rows, out);
-    matmul(table_, {packed, rows}, {outputs.data(), outputs.size()}, scratch_.data());
+    matmul(table_, {packed, rows}, {outputs.data(), outputs.size()}, {scratch_.data(), {}});
   }
 
   size_t n_bytes() const { return packed_.size() + scratch_.size(); }

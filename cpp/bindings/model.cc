@@ -100,6 +100,7 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("qk_norm_after_rope", layer.qk_norm_after_rope);
   reader.read("has_sinks", layer.has_sinks);
   reader.read("norms_values", layer.norms_values);
+  reader.read("has_head_gains", layer.has_head_gains);
   reader.read("has_large_keys", layer.heads.has_large_keys);
   reader.read("temperature_scale", layer.temperature_scale);
   reader.read("temperature_period", layer.temperature_period);
@@ -115,6 +116,7 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("n_delta_value_heads", layer.delta.n_value_heads);
   reader.read("delta_head_dim", layer.delta.head_dim);
   reader.read("has_grouped_delta_heads", layer.delta.are_grouped);
+  reader.read("delta_log_floor", layer.delta.log_floor);
   reader.read("n_ssd_heads", layer.ssd.n_heads);
   reader.read("ssd_head_dim", layer.ssd.head_dim);
   reader.read("n_ssd_groups", layer.ssd.n_groups);
@@ -178,6 +180,7 @@ DecoderConfig make_config(const py::kwargs& fields) {
   reader.read("model_dim", config.model_dim);
   reader.read("vocab_size", config.vocab_size);
   reader.read("norm_eps", config.norm_eps);
+  reader.read("post_norm_eps", config.post_norm_eps);
   reader.read("centres_norms", config.centres_norms);
   reader.read("has_norm_weights", config.has_norm_weights);
   reader.read("has_norm_biases", config.has_norm_biases);
@@ -187,6 +190,7 @@ DecoderConfig make_config(const py::kwargs& fields) {
   for (const py::dict& rope : ropes) config.ropes.push_back(make_rope(rope));
   for (const py::dict& layer : layers) config.layers.push_back(make_layer(layer));
   reader.read("embedding_scale", config.embedding_scale);
+  reader.read("norms_embeddings", config.norms_embeddings);
   reader.read("logit_scale", config.logit_scale);
   reader.read("logit_soft_cap", config.logit_soft_cap);
   reader.read("tied_embeddings", config.tied_embeddings);

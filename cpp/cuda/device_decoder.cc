@@ -41,6 +41,8 @@ void check_supported(const DecoderConfig& config) {
              "biases of norms and of the output do not run on a GPU yet", cure);
   EH2O_CHECK(config.n_positions == 0, "positions by a table do not run on a GPU yet", cure);
   EH2O_CHECK(!config.has_streams, "several residual streams (AltUp) do not run on a GPU yet", cure);
+  EH2O_CHECK(!config.norms_embeddings && config.post_norm_eps == 0.0f,
+             "normed embeddings and norms with another epsilon do not run on a GPU yet", cure);
   for (const LayerSpec& layer : config.layers) {
     EH2O_CHECK(layer.laurel_rank == 0 && !layer.cuts_gate(),
                "LAuReL and networks whose gate is cut off do not run on a GPU yet", cure);
@@ -57,6 +59,9 @@ void check_supported(const DecoderConfig& config) {
     EH2O_CHECK(!layer.has_expert_norms, "experts with norms of their own do not run on a GPU yet", cure);
     EH2O_CHECK(!layer.has_sub_norms, "norms behind attention and activations do not run on a GPU yet", cure);
     EH2O_CHECK(layer.scan.is_none(), "Mamba-1 layers do not run on a GPU yet", cure);
+    EH2O_CHECK(!layer.delta.decays_by_row(),
+               "delta nets whose rows decay by themselves do not run on a GPU yet", cure);
+    EH2O_CHECK(!layer.has_head_gains, "gains of heads do not run on a GPU yet", cure);
     if (!layer.attends()) continue;
     EH2O_CHECK(!layer.has_gate_matrix(),
                "gates of attention by a matrix of their own do not run on a GPU yet", cure);

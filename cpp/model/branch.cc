@@ -45,7 +45,7 @@ void end_branch(const LayerCall& call, MatView<float> x, const MatmulInput& inpu
   if (is_plain) return;
   const MatView<float> branch{a.norm, x.rows, x.cols, x.stride};
   scale_output(call, linear, branch);
-  add_rows(call.table(), x, branch, post_norm.empty() ? nullptr : post_norm.data(), call.config.norm_eps,
+  add_rows(call.table(), x, branch, post_norm.empty() ? nullptr : post_norm.data(), call.config.output_eps(),
            scale);
 }
 

@@ -115,6 +115,7 @@ void Decoder::run_layer(const LayerCall& call, const Observer& observer) const {
     } else if (call.spec().token_input_dim > 0) {
       add_token_input(call, first, rows);
     }
+    if (call.spec().has_head_gains) add_embedding(call, first, rows);
     const std::vector<float>& scale = call.layer_weights().output_scale;
     if (!scale.empty()) scale_logits(call.table(), rows, scale[0], 0.0f);
   }
@@ -153,6 +154,7 @@ void Decoder::run_layer_together(const LayerCall& call, Span<const Step> steps, 
     } else if (one.spec().token_input_dim > 0) {
       add_token_input(one, 0, rows);
     }
+    if (one.spec().has_head_gains) add_embedding(one, 0, rows);
   });
   const std::vector<float>& scale = call.layer_weights().output_scale;
   if (!scale.empty()) scale_logits(call.table(), x, scale[0], 0.0f);
@@ -236,13 +238,26 @@ void Decoder::begin_call(Span<const Step> steps, Workspace& workspace) const {
   workspace.begin_call(n_rows, !gathers);
 }
 
+void Decoder::embed(Span<const int32_t> tokens, MatView<float> rows) const {
+  const KernelTable& table = weights_.table();
+  embed_rows(table, weights_.token_embd(), tokens, config_.embedding_scale, rows);
+  if (!config_.norms_embeddings) return;
+  rms_norm_groups(table, rows, {weights_.ones().data(), weights_.ones().size()}, config_.norm_eps);
+}
+
+// Of rows of the step, of which the first is row `first` of it, at most rows_at_once.
+void Decoder::add_embedding(const LayerCall& call, size_t first, MatView<float> rows) const {
+  const MatView<float> embedded{call.buffers().norm, rows.rows, rows.cols, rows.cols};
+  embed({call.step.tokens.data + first, rows.rows}, embedded);
+  add_rows(call.table(), rows, embedded, nullptr, 0.0f, call.layer_weights().embedding_share[0]);
+}
+
 void Decoder::begin_step(const Step& step, size_t first_row, Workspace& workspace) const {
   Activations& a = workspace.activations();
   Sequence& sequence = *step.sequence;
   const size_t dim = config_.model_dim, position = sequence.position(), n = step.tokens.size;
   sequence.begin_call();
-  embed_rows(weights_.table(), weights_.token_embd(), step.tokens, config_.embedding_scale,
-             {a.x + first_row * dim, n, dim, dim});
+  embed(step.tokens, {a.x + first_row * dim, n, dim, dim});
   if (config_.n_positions > 0) {
     for (size_t first = 0; first < n; first += a.rows_at_once) {
       const size_t count = std::min(a.rows_at_once, n - first);

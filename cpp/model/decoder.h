@@ -43,6 +43,8 @@ class Decoder {
  private:
   void check_steps(Span<const Step> steps, const Workspace& workspace) const;
   void begin_call(Span<const Step> steps, Workspace& workspace) const;
+  void embed(Span<const int32_t> tokens, MatView<float> rows) const;
+  void add_embedding(const LayerCall& call, size_t first, MatView<float> rows) const;
   void begin_step(const Step& step, size_t first_row, Workspace& workspace) const;
   // What adapters count in the rows of steps that go together.
   AdapterScales joint_adapters(Span<const Step> steps, Workspace& workspace) const;

@@ -15,8 +15,10 @@ void check_latent(const LayerSpec& layer, const RopeConfig& rope) {
   EH2O_CHECK(latent.nope_dim > 0 && latent.value_dim > 0 && latent.rope_dim == 2 * rope.n_pairs(),
              "heads of latent attention have ", latent.nope_dim, " + ", latent.rope_dim,
              " dimensions, of which ", 2 * rope.n_pairs(), " are rotated, and values of ", latent.value_dim);
-  EH2O_CHECK(layer.qk_norm == QkNorm::kNone && !layer.norms_values && !layer.has_output_gate(),
-             "latent attention with norms of heads, or a gate");
+  EH2O_CHECK(layer.qk_norm == QkNorm::kNone && !layer.norms_values, "latent attention with norms of heads");
+  EH2O_CHECK(
+      !layer.has_output_gate() || (layer.output_gate == OutputGate::kPerHead && !layer.heads.index.has_own()),
+      "latent attention has a gate of every head, or an indexer, or neither");
   const IndexHeads& index = layer.heads.index;
   EH2O_CHECK(!index.has_own() || (latent.q_rank > 0 && index.key_dim >= latent.rope_dim),
              "an indexer with keys of ", index.key_dim, " dimensions, of which ", latent.rope_dim,
@@ -25,7 +27,8 @@ void check_latent(const LayerSpec& layer, const RopeConfig& rope) {
 
 void check_attention(const DecoderConfig& config, const LayerSpec& layer) {
   layer.heads.check();
-  EH2O_CHECK(!layer.has_output_gate() || layer.heads.key_dim == layer.heads.value_dim,
+  EH2O_CHECK(!layer.has_output_gate() || layer.output_gate == OutputGate::kPerHead ||
+                 layer.heads.key_dim == layer.heads.value_dim,
              "a gate of the output needs keys and values of one size");
   EH2O_CHECK(layer.rope < config.ropes.size(), "a layer asks for RoPE table ", layer.rope, " of ",
              config.ropes.size());
@@ -90,7 +93,14 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
                   !layer.is_parallel && !config.centres_norms && !config.has_norm_biases),
              "norms behind attention and activations are of plain attention and plain networks");
   EH2O_CHECK(layer.qkv_limit >= 0.0f, "qkv_limit = ", layer.qkv_limit);
-  EH2O_CHECK(config.has_norm_weights || config.centres_norms, "RMS norms without weights");
+  EH2O_CHECK(config.has_norm_weights || config.centres_norms || layer.has_head_gains,
+             "RMS norms without weights");
+  EH2O_CHECK(!layer.has_head_gains ||
+                 (layer.mixer == MixerKind::kAttention && layer.ffn == FfnKind::kGated &&
+                  layer.norm_placement == NormPlacement::kPre && layer.qk_norm == QkNorm::kHead &&
+                  layer.qk_norm_after_rope && layer.latent.is_none() && layer.heads.has_own_kv() &&
+                  !layer.is_parallel && !layer.has_sub_norms && !config.centres_norms),
+             "gains of heads are of plain attention whose heads are normed behind the rotary embedding");
   EH2O_CHECK(!config.centres_norms ||
                  (layer.mixer == MixerKind::kAttention && layer.has_ffn() && !layer.has_expert_norms &&
                   layer.norm_placement == NormPlacement::kPre && layer.qk_norm == QkNorm::kNone &&
@@ -115,6 +125,10 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
              "a cutoff of a gate that is not there");
   EH2O_CHECK(!layer.routes_by_input || (has_experts && !layer.has_expert_norms && !config.has_streams),
              "only a plain mixture of experts is chosen by the input of its layer");
+  EH2O_CHECK(config.post_norm_eps == 0.0f ||
+                 (layer.has_post_norm() && layer.mixer == MixerKind::kAttention && !has_experts),
+             "post_norm_eps = ", config.post_norm_eps,
+             " is of norms behind plain attention and plain networks");
   EH2O_CHECK(layer.shared_ffn_dim == 0 || has_experts, "a shared expert without experts");
   EH2O_CHECK(layer.shared_ffn_dim > 0 || !layer.has_shared_gate, "a gate without a shared expert");
   EH2O_CHECK(layer.shared_ffn_dim > 0 || !layer.has_expert_norms, "norms of experts without a shared one");
@@ -142,6 +156,10 @@ void DecoderConfig::check() const {
              ", vocab_size=", vocab_size);
   EH2O_CHECK((token_input_rows > 0) == (token_input_dim() > 0), "token_input_rows = ", token_input_rows,
              " with token_input_dim = ", token_input_dim());
+  EH2O_CHECK(post_norm_eps >= 0.0f, "post_norm_eps = ", post_norm_eps);
+  EH2O_CHECK(
+      !norms_embeddings || (!has_streams && token_input_dim() == 0 && n_positions == 0 && !reads_hidden),
+      "normed embeddings go into the first layer and nothing else");
   EH2O_CHECK(n_guessed <= vocab_size && (n_guessed == 0 || reads_hidden), "logits of ", n_guessed, " of ",
              vocab_size, " tokens");
   EH2O_CHECK(!reads_hidden || (!has_streams && !has_output_bias),

@@ -26,6 +26,7 @@ struct DecoderConfig {
   size_t model_dim = 0;
   size_t vocab_size = 0;
   float norm_eps = 0.0f;
+  float post_norm_eps = 0.0f;  // of norms of what branches give; 0: norm_eps
   bool centres_norms = false;  // they are LayerNorm, not RMS norm
   bool has_norm_weights = true;
   bool has_norm_biases = false;  // those of inputs and of the output have biases; LayerNorm may, without this
@@ -33,6 +34,7 @@ struct DecoderConfig {
   std::vector<LayerSpec> layers;
 
   float embedding_scale = 1.0f;
+  bool norms_embeddings = false;  // by an RMS norm without weights
   float logit_scale = 1.0f;
   float logit_soft_cap = 0.0f;  // of the output; 0: none
   bool tied_embeddings = false;
@@ -48,6 +50,7 @@ struct DecoderConfig {
   size_t n_guessed = 0;  // 0: of all
 
   size_t n_layers() const { return layers.size(); }
+  float output_eps() const { return post_norm_eps > 0.0f ? post_norm_eps : norm_eps; }
   size_t n_outputs() const { return n_guessed > 0 ? n_guessed : vocab_size; }  // logits of a token
   const RopeConfig& rope(size_t layer) const { return ropes[layers[layer].rope]; }
   std::vector<LayerKeeps> keeps() const;  // of every layer

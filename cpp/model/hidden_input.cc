@@ -24,7 +24,7 @@ void join_hidden(const DecoderConfig& config, const Weights& weights, Activation
     const MatmulInput input =
         pack_rows(table, as_const(joined), packed_for(table, a.packed, {&proj.weight}, false));
     const MatmulOutput output = output_of(proj, x.data, dim);
-    matmul(table, input, {&output, 1}, a.scratch);
+    matmul(table, input, {&output, 1}, {a.scratch, {}});
   }
 }
 

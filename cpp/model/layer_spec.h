@@ -75,6 +75,10 @@ struct LayerSpec {
   // BitNet: what attention gives, and what the activation, is normed before the next product, and the seven
   // matrices may have a factor each.
   bool has_sub_norms = false;
+  // Talkie: the norms of queries and keys have no weights, but heads of queries a factor each behind them,
+  // and so have the output matrices of attention and network; a multiple of the embedding is added behind the
+  // layer.
+  bool has_head_gains = false;
   bool has_joint_bias = false;  // the biases of queries, keys and values are one vector
   OutputGate output_gate = OutputGate::kNone;
   HeadGate head_gate = HeadGate::kSigmoid;  // of kPerHead; others are sigmoids
@@ -167,7 +171,7 @@ struct LayerSpec {
     if (mixer == MixerKind::kShortConv) return 3 * model_dim;
     if (has_ssd()) return ssd.in_dim() + ssd.n_heads;
     if (mixer == MixerKind::kMamba1) return 3 * scan.n_channels + scan.projected_dim();
-    return delta.conv_dim() + delta.value_dim() + 2 * delta.n_value_heads;
+    return delta.conv_dim() + delta.value_dim() + delta.n_value_heads + delta.n_decays();
   }
   size_t mixer_out_dim(size_t model_dim) const {
     if (mixer == MixerKind::kShortConv) return model_dim;

@@ -1,6 +1,7 @@
 // The names of a decoder's tensors and their places.
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 #include <utility>
 
 #include "base/check.h"
@@ -35,6 +36,7 @@ void Weights::for_each_tensor(const F& f) {
     vector(name + ".bias", slot.bias, rows, false);
   };
   matrix("token_embd.weight", token_embd_.weight, config_.vocab_size, model_dim, !main_);
+  if (config_.norms_embeddings) ones_.assign(model_dim, 1.0f);
   if (config_.n_positions > 0) {
     matrix("position_embd.weight", position_embd_, config_.n_positions, model_dim, true);
   }
@@ -94,7 +96,13 @@ void Weights::for_each_tensor(const F& f) {
       vector(prefix + "post_attention_norm.weight", layer.attn_post_norm, model_dim, true);
       vector(prefix + "post_ffw_norm.weight", layer.ffn_post_norm, model_dim, true);
     }
-    if (spec.qk_norm != QkNorm::kNone && !heads.is_none()) {
+    if (spec.has_head_gains) {
+      layer.attn_q_norm.assign(heads.key_dim, 1.0f);
+      layer.attn_k_norm.assign(heads.key_dim, 1.0f);
+      f(prefix + "attn_q_norm.weight", Slot{nullptr, &layer.head_gains, heads.n_heads, 1, true});
+      vector(prefix + "embedding_share.weight", layer.embedding_share, 1, true);
+      vector(prefix + "attn_output.scale", layer.attn_output.scale, 1, false);
+    } else if (spec.qk_norm != QkNorm::kNone && !heads.is_none()) {
       const bool is_per_head = spec.qk_norm == QkNorm::kHead;
       vector(prefix + "attn_q_norm.weight", layer.attn_q_norm, is_per_head ? heads.key_dim : heads.q_dim(),
              true);
@@ -115,19 +123,33 @@ void Weights::for_each_tensor(const F& f) {
       linear(prefix + "shortconv.out_proj", layer.conv_out, model_dim, model_dim);
     } else if (spec.mixer == MixerKind::kDeltaNet) {
       const DeltaHeads& delta = spec.delta;
-      linear(prefix + "attn_qkv", layer.delta_qkv, delta.conv_dim(), model_dim);
-      linear(prefix + "attn_gate", layer.delta_z, delta.value_dim(), model_dim);
-      if (delta.are_grouped) {
+      const bool is_split = delta.decays_by_row();
+      if (!is_split) linear(prefix + "attn_qkv", layer.delta_qkv, delta.conv_dim(), model_dim);
+      linear(prefix + (is_split ? "ssm_g_a" : "attn_gate"), layer.delta_z, delta.value_dim(), model_dim);
+      if (is_split) {
+        for (const auto& [name, slot, taps] : {std::tuple("q", &layer.attn_q, &layer.conv_parts[0]),
+                                               {"k", &layer.attn_k, &layer.conv_parts[1]},
+                                               {"v", &layer.attn_v, &layer.conv_parts[2]}}) {
+          linear(prefix + "attn_" + name, *slot, delta.value_dim(), model_dim);
+          f(prefix + "ssm_conv1d_" + name + ".weight",
+            Slot{nullptr, taps, delta.value_dim(), spec.n_conv_taps, true});
+        }
+        linear(prefix + "ssm_beta", layer.delta_rate, delta.n_value_heads, model_dim);
+        linear(prefix + "ssm_f_a", layer.delta_decay, delta.n_decays(), model_dim);
+        f(prefix + "ssm_a", Slot{nullptr, &layer.delta_a, delta.n_value_heads, 1, true});
+      } else if (delta.are_grouped) {
         linear(prefix + "ssm_ba", layer.delta_gates, 2 * delta.n_value_heads, model_dim);
       } else {
         linear(prefix + "ssm_beta", layer.delta_rate, delta.n_value_heads, model_dim);
         linear(prefix + "ssm_alpha", layer.delta_decay, delta.n_value_heads, model_dim);
       }
-      f(prefix + "ssm_conv1d.weight", Slot{nullptr, &layer.conv, delta.conv_dim(), spec.n_conv_taps, true});
-      vector(prefix + "ssm_a", layer.delta_a, delta.n_value_heads, true);
-      vector(prefix + "ssm_dt.bias", layer.delta_bias, delta.n_value_heads, true);
+      if (!is_split) {
+        f(prefix + "ssm_conv1d.weight", Slot{nullptr, &layer.conv, delta.conv_dim(), spec.n_conv_taps, true});
+        vector(prefix + "ssm_a", layer.delta_a, delta.n_value_heads, true);
+      }
+      vector(prefix + "ssm_dt.bias", layer.delta_bias, delta.n_decays(), true);
       vector(prefix + "ssm_norm.weight", layer.delta_norm, delta.head_dim, true);
-      linear(prefix + "ssm_out", layer.delta_out, model_dim, delta.value_dim());
+      linear(prefix + (is_split ? "attn_output" : "ssm_out"), layer.delta_out, model_dim, delta.value_dim());
       // An RMS norm, over the root of the size, has length 1.
       const float scale = 1.0f / std::sqrt(static_cast<float>(delta.head_dim));
       layer.delta_k_scale.assign(delta.head_dim, scale);
@@ -158,6 +180,7 @@ void Weights::for_each_tensor(const F& f) {
         vector(prefix + "attn_q_a_norm.weight", layer.attn_q_a_norm, latent.q_rank, true);
       }
       linear(prefix + "attn_q", layer.attn_q, heads.n_heads * latent.head_dim(), q_inputs);
+      if (spec.has_gate_matrix()) linear(prefix + "attn_gate", layer.attn_gate, spec.gate_dim(), model_dim);
       linear(prefix + "attn_kv_a", layer.attn_kv_a, latent.row_dim(), model_dim);
       vector(prefix + "attn_kv_a_norm.weight", layer.attn_kv_a_norm, latent.rank, true);
       if (heads.index.has_own()) {
@@ -244,6 +267,7 @@ void Weights::for_each_tensor(const F& f) {
       vector(prefix + "ffn_down.scale", layer.ffn[0].down.scale, 1, false);
       vector(prefix + "ffn_sub_norm.weight", layer.ffn_sub_norm, spec.ffn_dim, true);
     }
+    if (spec.has_head_gains) vector(prefix + "ffn_down.scale", layer.ffn[0].down.scale, 1, false);
     if (spec.shared_ffn_dim > 0) {
       if (spec.has_gate())
         linear(prefix + "ffn_gate_shexp", layer.ffn_shared.gate, spec.shared_ffn_dim, model_dim);

@@ -8,6 +8,30 @@
 #include "model/key_balance.h"
 
 namespace edgeh2o {
+namespace {
+
+// Of convolutions that the file has one by one: every tap of all channels together.
+void join_convolutions(LayerWeights& layer) {
+  const size_t n_channels = layer.delta_bias.size();
+  if (layer.conv_parts[0].empty()) return;
+  layer.conv.clear();
+  for (size_t begin = 0; begin < layer.conv_parts[0].size(); begin += n_channels) {
+    for (const std::vector<float>& part : layer.conv_parts) {
+      layer.conv.insert(layer.conv.end(), part.begin() + begin, part.begin() + begin + n_channels);
+    }
+  }
+}
+
+// One for every number of a query.
+void spread_gains(const LayerSpec& spec, LayerWeights& layer) {
+  if (layer.head_gains.empty()) return;
+  layer.query_gains.clear();
+  for (const float gain : layer.head_gains) {
+    layer.query_gains.insert(layer.query_gains.end(), spec.heads.key_dim, gain);
+  }
+}
+
+}  // namespace
 
 const Weights::Slot& Weights::find_slot(const std::string& name, size_t rows, size_t cols) const {
   const auto found = slots_.find(name);
@@ -150,6 +174,10 @@ void Weights::finish() {
   if (main_ && !output_.weight) {
     EH2O_CHECK(main_->output(), "the model of a layer that guesses tokens ahead has no weights yet");
     head_ = main_->output().first_rows(config_.n_outputs());
+  }
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    join_convolutions(layers_[i]);
+    spread_gains(config_.layers[i], layers_[i]);
   }
   parallel_for(layers_.size(), [&](size_t i, size_t) { balance_keys(config_, i, layers_[i]); });
 }

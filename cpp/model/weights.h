@@ -1,6 +1,7 @@
 // The weights of a decoder, packed for one kernel table, and the names by which a model file fills them.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <string>
 #include <unordered_map>
@@ -34,6 +35,8 @@ struct LayerWeights {
   Linear attn_q, attn_k, attn_v, attn_output, attn_gate;
   std::vector<float> attn_qkv_bias;                // of the first three, in place of their own; or empty
   std::vector<float> key_balance;                  // [q_dim + k_dim] factors (model/key_balance.h), or empty
+  std::vector<float> head_gains, query_gains;      // [n_heads] and, made of it, [q_dim]; or empty
+  std::vector<float> embedding_share;              // [1], or empty: of the embedding, behind the layer
   std::vector<float> attn_sub_norm, ffn_sub_norm;  // [out_dim], [ffn_dim], or empty: of has_sub_norms
   bool has_even_keys = false;                      // by these, or by factors in the norms of queries and keys
   // Of latent attention: the vectors that queries are made of, [q_rank] outputs, and the row that is cached,
@@ -47,10 +50,12 @@ struct LayerWeights {
   std::vector<float> index_k_norm, index_k_norm_bias;
   Linear conv_in, conv_out;  // [3 * model_dim], [model_dim], of a short convolution
   std::vector<float> conv;   // [n_conv_taps][channels], the latest token's last
-  // Of a delta net: [conv_dim], [value_dim], [model_dim] outputs; the gates [n_value_heads] each, or both in
-  // one matrix.
+  // Where queries, keys and values of a delta net have one each in the file; conv is made of them.
+  std::array<std::vector<float>, 3> conv_parts;
+  // Of a delta net: [conv_dim], or attn_q, attn_k and attn_v in its place, [value_dim], [model_dim] outputs;
+  // the gates, [n_value_heads] and [n_decays], or both in one matrix.
   Linear delta_qkv, delta_z, delta_out, delta_rate, delta_decay, delta_gates;
-  std::vector<float> delta_a, delta_bias, delta_norm;  // [n_value_heads] twice, [head_dim]
+  std::vector<float> delta_a, delta_bias, delta_norm;  // [n_value_heads], [n_decays], [head_dim]
   std::vector<float> delta_q_scale, delta_k_scale;     // [head_dim] factors of normed queries and keys
   std::vector<float> attn_q_norm, attn_k_norm;         // [key_dim] or [q_dim] and [k_dim], or empty
   std::vector<float> attn_sinks;                       // [n_heads], or empty
@@ -184,6 +189,7 @@ class Weights {
   const std::vector<float>& hidden_norm() const { return hidden_norm_; }
   // [n_positions][model_dim], or not set.
   const PackedMatrix& position_embd() const { return position_embd_; }
+  const std::vector<float>& ones() const { return ones_; }
   // [vocab], or null.
   const float* output_bias() const { return output_.bias.empty() ? nullptr : output_.bias.data(); }
   const PackedMatrix& own_output() const { return output_.weight; }  // not set where it is the embedding
@@ -214,6 +220,7 @@ class Weights {
   PackedMatrix head_;  // the first rows of main's output matrix
   std::vector<float> embedding_norm_, hidden_norm_;
   PackedMatrix position_embd_;
+  std::vector<float> ones_;  // [model_dim], where embeddings are normed without weights
   std::vector<PackedMatrix> token_inputs_, streams_in_, streams_out_;
   std::vector<float> output_norm_, output_norm_bias_, token_input_norm_;
   std::vector<LayerWeights> layers_;

@@ -13,6 +13,31 @@ namespace {
 
 constexpr size_t kMaxHeadDim = 512;
 
+float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+
+// Decays every row of the state by itself before each token, which the kernel then takes without a decay.
+void step_by_rows(const KernelTable& table, DeltaSlice slice, size_t decay_stride) {
+  static constexpr float kNone = 1.0f;
+  const float* decays = slice.decays;
+  const size_t n = slice.n_tokens;
+  slice.n_tokens = 1;
+  slice.decays = &kNone;
+  for (size_t t = 0; t < n; ++t) {
+    for (size_t row = 0; row < slice.key_dim; ++row) {
+      float* columns = slice.state + row * kDeltaColumns;
+      const float decay = decays[row];
+      for (size_t i = 0; i < kDeltaColumns; ++i) columns[i] *= decay;
+    }
+    table.delta_net_f32(slice);
+    slice.q += slice.qk_stride;
+    slice.k += slice.qk_stride;
+    slice.v += slice.v_stride;
+    slice.rates += slice.gate_stride;
+    slice.out += slice.out_stride;
+    decays += decay_stride;
+  }
+}
+
 }  // namespace
 
 void DeltaHeads::check() const {
@@ -22,14 +47,30 @@ void DeltaHeads::check() const {
   EH2O_CHECK(head_dim > 0 && head_dim % kDeltaColumns == 0 && head_dim <= kMaxHeadDim,
              "heads of a delta net have ", head_dim, " dimensions; a multiple of ", kDeltaColumns, " up to ",
              kMaxHeadDim, " is supported");
+  EH2O_CHECK(log_floor <= 0.0f && (!decays_by_row() || n_key_heads == n_value_heads),
+             "log_floor = ", log_floor, " with ", n_key_heads, " heads of keys and ", n_value_heads,
+             " of values");
 }
 
 void find_gates(MatView<float> rates, MatView<float> decays, const float* a, const float* biases) {
   parallel_for(rates.rows, [&](size_t i, size_t) {
     float *rate = rates.row(i), *decay = decays.row(i);
     for (size_t head = 0; head < rates.cols; ++head) {
-      rate[head] = 1.0f / (1.0f + std::exp(-rate[head]));
+      rate[head] = sigmoid(rate[head]);
       decay[head] = std::exp(a[head] * softplus(decay[head] + biases[head]));
+    }
+  });
+}
+
+void find_row_gates(const DeltaHeads& heads, MatView<float> rates, MatView<float> decays, const float* a,
+                    const float* biases) {
+  parallel_for(rates.rows, [&](size_t i, size_t) {
+    float *rate = rates.row(i), *decay = decays.row(i);
+    for (size_t head = 0; head < heads.n_value_heads; ++head) {
+      rate[head] = sigmoid(rate[head]);
+      for (size_t k = head * heads.head_dim; k < (head + 1) * heads.head_dim; ++k) {
+        decay[k] = std::exp(heads.log_floor * sigmoid(a[head] * (decay[k] + biases[k])));
+      }
     }
   });
 }
@@ -43,7 +84,7 @@ void delta_net(const KernelTable& table, const DeltaHeads& heads, MatView<const 
                uint8_t* scratch) {
   const size_t dim = heads.head_dim, n_slices = dim / kDeltaColumns;
   // A head's slices share the products of its queries and keys; one by one tokens have none to share.
-  const bool in_chunks = scratch && qkv.rows >= kLeastDeltaTokens;
+  const bool in_chunks = scratch && qkv.rows >= kLeastDeltaTokens && !heads.decays_by_row();
   const size_t n_at_once = in_chunks ? n_slices : 1;
   parallel_for(heads.n_value_heads * n_slices / n_at_once, [&](size_t task, size_t thread) {
     const size_t first = task * n_at_once, head = first / n_slices, column = first * kDeltaColumns;
@@ -54,7 +95,7 @@ void delta_net(const KernelTable& table, const DeltaHeads& heads, MatView<const 
     slice.k = slice.q + heads.key_dim();
     slice.qk_stride = slice.v_stride = qkv.stride;
     slice.v = qkv.data + 2 * heads.key_dim() + column;
-    slice.decays = decays.data + head;
+    slice.decays = decays.data + head * (heads.decays_by_row() ? dim : 1);
     slice.rates = rates.data + head;
     slice.gate_stride = rates.stride;
     const StateStep own = state.at(first * dim * kDeltaColumns);
@@ -67,6 +108,8 @@ void delta_net(const KernelTable& table, const DeltaHeads& heads, MatView<const 
     if (in_chunks) {
       uint8_t* own = scratch + thread * delta_scratch_bytes(heads);
       table.delta_net_chunks_f32(slice, n_slices, reinterpret_cast<float*>(own));
+    } else if (heads.decays_by_row()) {
+      step_by_rows(table, slice, decays.stride);
     } else {
       table.delta_net_f32(slice);
     }

@@ -147,7 +147,7 @@ class Updates {
     MatmulOutput down[kDownAtOnce];
     size_t count = 0;
     const auto multiply = [&] {
-      if (count > 0) matmul(table, input, {down, count}, context.scratch);
+      if (count > 0) matmul(table, input, {down, count}, {context.scratch, {}});
       count = 0;
     };
     float* next = reinterpret_cast<float*>(context.scratch + num_threads() * matmul_scratch_bytes(table));

@@ -67,8 +67,6 @@ struct AdapterScales {
 // What products write to, and by which adapters they are made. scratch: num_threads() x
 // matmul_scratch_bytes, and update_scratch_bytes, aligned.
 struct MatmulContext {
-  MatmulContext(uint8_t* memory, const AdapterScales& scales = {}) : scratch(memory), adapters(scales) {}
-
   uint8_t* scratch;
   AdapterScales adapters;
 };

@@ -22,8 +22,9 @@ struct Recurrence {
   bool is_none() const { return n_values() == 0; }
   size_t n_matrices() const { return delta.n_state() + ssd.n_state() + scan.n_state(); }
   size_t n_values() const { return n_matrices() + (n_conv_taps - 1) * conv_dim; }
-  // Of a token: pairs of gates, of heads, and what comes out of the matrices.
+  // Of a token: gates of heads, a rate and one decay or more each, and what comes out of the matrices.
   size_t n_gates() const { return std::max(delta.n_value_heads, ssd.n_heads); }
+  size_t n_decays() const { return std::max(delta.n_decays(), ssd.n_heads); }
   size_t out_dim() const { return std::max({delta.value_dim(), ssd.inner_dim(), scan.n_channels}); }
 };
 

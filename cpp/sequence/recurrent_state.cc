@@ -23,7 +23,7 @@ RecurrentState::RecurrentState(const Recurrence& recurrence, size_t most_ahead, 
   if (recurrence.n_matrices() == 0) return;
   rows_ = arena.take<float>(most_ahead * recurrence.conv_dim);
   rates_ = arena.take<float>(most_ahead * recurrence.n_gates());
-  decays_ = arena.take<float>(most_ahead * recurrence.n_gates());
+  decays_ = arena.take<float>(most_ahead * recurrence.n_decays());
   steps_ = arena.take<float>(most_ahead * recurrence.scan.n_channels);
   bc_ = arena.take<float>(most_ahead * recurrence.scan.bc_dim());
   discarded_ = arena.take<float>(recurrence.out_dim());
@@ -89,7 +89,7 @@ void RecurrentState::settle(const KernelTable& table) {
     const auto kept = [n](float* data, size_t cols) { return MatView<const float>{data, n, cols, cols}; };
     const MatView<const float> rows = kept(rows_, recurrence_.conv_dim),
                                rates = kept(rates_, recurrence_.n_gates()),
-                               decays = kept(decays_, recurrence_.n_gates());
+                               decays = kept(decays_, recurrence_.n_decays());
     const MatView<float> out{discarded_, n, recurrence_.out_dim(), 0};  // one row for all tokens
     keep_inputs(kept(inputs_, recurrence_.conv_dim), recurrence_.n_conv_taps,
                 own.at(recurrence_.n_matrices()));

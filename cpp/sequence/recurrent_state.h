@@ -32,8 +32,9 @@ class RecurrentState final : public LayerState {
   // For the rows of a call from its row `begin` on, taken in order.
   StateStep step(bool looks_ahead, size_t begin);
   // Of such rows of a call that looks ahead: inputs [n][conv_dim] of the convolution, and, where there are
-  // matrices, what comes out of it and their gates, [n][n_gates] each; of a scan, its channels and what they
-  // make, as selective_scan takes them. a, of the layer's weights, is read when the tokens are settled.
+  // matrices, what comes out of it and their gates, [n][n_gates] and [n][n_decays]; of a scan, its channels
+  // and what they make, as selective_scan takes them. a, of the layer's weights, is read when the tokens are
+  // settled.
   void note_inputs(size_t begin, MatView<const float> inputs);
   void note_rows(size_t begin, MatView<const float> rows, MatView<const float> rates,
                  MatView<const float> decays);
@@ -58,7 +59,7 @@ class RecurrentState final : public LayerState {
   float* values_;
   float* ahead_ = nullptr;                      // numbers after all tokens of the call
   float *inputs_ = nullptr, *rows_ = nullptr;   // [most_ahead][conv_dim]
-  float *rates_ = nullptr, *decays_ = nullptr;  // [most_ahead][n_gates]
+  float *rates_ = nullptr, *decays_ = nullptr;  // [most_ahead][n_gates] and [n_decays]
   float *steps_ = nullptr, *bc_ = nullptr;      // [most_ahead][n_channels] and [bc_dim] of a scan
   const float* a_ = nullptr;                    // of a scan
   float* discarded_ = nullptr;                  // [out_dim]

@@ -33,6 +33,7 @@ def check_exportable(config: DecoderConfig) -> None:
     for is_there, what in (
         (config.latent, "multi-head latent attention"),
         (config.has_streams, "several residual streams (AltUp)"),
+        (config.norms_embeddings or config.post_norm_eps > 0.0, "norms of embeddings"),
         (config.n_experts, "a mixture of experts"),
         (
             config.qk_norm_after_rope,

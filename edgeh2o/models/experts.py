@@ -17,7 +17,7 @@ NORM_KEY, SCALE_KEY = "expert_weights_norm", "expert_weights_scale"
 GROUPS_KEY, GROUPS_USED_KEY = "expert_group_count", "expert_group_used_count"
 SCALE_KEYS = (SCALE_KEY, GROUPS_KEY)  # those with an effect that others refuse
 SHARED_COUNT_KEY = "expert_shared_count"
-BIAS_TENSOR = ".exp_probs_b.bias"
+BIAS_TENSORS = (".exp_probs_b.bias", ".exp_probs_b")
 ROUTER_TENSOR = "blk.{layer}.ffn_gate_inp.weight"
 # What files call the gates.
 _GATES: Mapping[Literal["softmax", "sigmoid"], int] = {"softmax": 1, "sigmoid": 2}

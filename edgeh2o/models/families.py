@@ -12,6 +12,7 @@ MODULES = (
     "baichuan",
     "bailingmoe",
     "bailingmoe2",
+    "bailingmoe3",
     "bitnet",
     "chatglm",
     "codeshell",
@@ -50,6 +51,7 @@ MODULES = (
     "minicpm3",
     "minimax_m2",
     "mistral3",
+    "muse_glimmer",
     "nanbeige",
     "nemotron",
     "nemotron_h",
@@ -71,6 +73,7 @@ MODULES = (
     "smallthinker",
     "smollm3",
     "stablelm",
+    "talkie",
 )
 
 

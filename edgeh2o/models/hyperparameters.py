@@ -16,12 +16,14 @@ from .indexer import index_sizes, with_indexers
 from .keys import ArchitectureKeys
 from .latent import LatentLayout, LatentRule, latent_sizes, read_latent
 from .rope import (
+    BASE_RANGE,
     NO_SCALING,
     PLAIN_ROPE,
     RopeRule,
     RopeScaling,
     changed_scaling,
     check_sections,
+    read_rope_base,
     read_rope_layers,
     read_rope_scaling,
 )
@@ -29,8 +31,6 @@ from .streams import N_STREAMS, StreamRule, with_cutoffs
 from .windows import SlidingWindows, read_windows
 
 TOKENS_KEY = "tokenizer.ggml.tokens"
-DEFAULT_FREQ_BASE = 10000.0
-BASE_RANGE = {"above": 1.0, "below": 1e15}
 
 SHARED_KV_KEY = "attention.shared_kv_layers"
 DRAFTING_KEY = "nextn_predict_layers"
@@ -153,7 +153,7 @@ def read_hyperparameters(
     if has_drafting_layers:
         key = f"{architecture}.{DRAFTING_KEY}"
         n_drafting = metadata.get_int(key, minimum=0, maximum=n_layers - 1, default=0)
-    keys = ArchitectureKeys(metadata, architecture, n_layers - n_drafting)
+    keys = ArchitectureKeys(metadata, architecture, n_layers - n_drafting, n_drafting)
     _refuse_encoders(keys)
     check_sections(keys, rope)
     has_one_branch = hybrid is not None and (hybrid.has_one_branch or not hybrid.has_attention)
@@ -177,7 +177,7 @@ def read_hyperparameters(
     layout = read_latent(keys, latent, model_dim, n_heads) if latent else None
     if layout is not None:
         head_dim = layout.heads.row_dim
-        layers = tuple(replace(layer, n_kv_heads=1) for layer in layers)
+        layers = tuple(replace(layer, n_kv_heads=min(layer.n_heads, 1)) for layer in layers)
         if layout.index is not None:
             layers = with_indexers(keys, layout.index, layout.heads, layers)
     else:
@@ -201,7 +201,7 @@ def read_hyperparameters(
     if streams is not None:
         layers = with_cutoffs(keys, streams, layers)
     context_length = keys.integer("context_length", maximum=MAX_CONTEXT)
-    rope_base = keys.number("rope.freq_base", **BASE_RANGE, default=DEFAULT_FREQ_BASE)
+    rope_base = read_rope_base(keys, rope, head_dim)
     scaling = read_rope_scaling(keys, context_length, rope)
     return Hyperparameters(
         layers=layers,

@@ -12,12 +12,15 @@ class ArchitectureKeys:
     Getters raise ``FormatError`` that names the whole key and its range.
     """
 
-    __slots__ = ("architecture", "metadata", "n_layers")
+    __slots__ = ("architecture", "metadata", "n_layers", "n_more")
 
-    def __init__(self, metadata: Metadata, architecture: str, n_layers: int) -> None:
+    def __init__(
+        self, metadata: Metadata, architecture: str, n_layers: int, n_more: int = 0
+    ) -> None:
         self.metadata = metadata
         self.architecture = architecture
         self.n_layers = n_layers
+        self.n_more = n_more  # layers behind these, of which arrays may have entries too
 
     def full(self, key: str) -> str:
         """The key as it stands in the file."""
@@ -36,10 +39,11 @@ class ArchitectureKeys:
         """An integer per layer: of an array, or the same for all."""
         name = self.full(key)
         value = self.metadata.get(name, 0)
-        if isinstance(value, (int, float, str, tuple)) or len(value) != self.n_layers:
+        lengths = self.n_layers, self.n_layers + self.n_more
+        if isinstance(value, (int, float, str, tuple)) or len(value) not in lengths:
             entries = [self.metadata]
         else:
-            entries = [Metadata({name: entry}) for entry in value.tolist()]
+            entries = [Metadata({name: entry}) for entry in value.tolist()[: self.n_layers]]
         numbers = [
             entry.get_int(name, default=default, minimum=minimum, maximum=maximum)
             for entry in entries

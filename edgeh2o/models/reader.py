@@ -14,7 +14,7 @@ from ..formats.model_tensors import ModelTensors
 from ..model_config import DecoderConfig
 from ..rope_config import ROPE_OF_FILE, RopeConfig
 from .experts import (
-    BIAS_TENSOR,
+    BIAS_TENSORS,
     DENSE_KEY,
     GATE_KEY,
     LIMIT_KEY,
@@ -26,14 +26,15 @@ from .hybrids import NORMS_KEY
 from .hyperparameters import DRAFTING_KEY, SHARED_KV_KEY, TOKEN_INPUT_KEY, Hyperparameters
 from .key_biases import mark_key_biases
 from .refusals import refuse_unread
-from .rope import PATTERN_KEY as ROPE_PATTERN_KEY
 from .rope import (
+    ALPHA_KEY,
     attention_factor,
     check_logit_scaling,
     inverse_frequencies,
     logit_factor,
     read_factors,
 )
+from .rope import PATTERN_KEY as ROPE_PATTERN_KEY
 from .spec import ArchitectureSpec, find_architecture
 from .tensors import TensorBinding, bind_tensors
 
@@ -165,6 +166,8 @@ def _make_config(
         context_length=shape.context_length,
         n_positions=shape.context_length if spec.has_position_table else 0,
         norm_eps=shape.norm_eps,
+        post_norm_eps=spec.post_norm_eps,
+        norms_embeddings=spec.norms_embeddings,
         centres_norms=spec.norm == "layer",
         has_norm_weights=spec.has_norm_weights,
         has_norm_biases=spec.norm == "biased_rms",
@@ -173,6 +176,7 @@ def _make_config(
         has_parallel_norm=is_parallel and spec.has_parallel_norm,
         has_joint_bias=FUSED_BIAS in gguf.tensors,
         has_sub_norms=spec.has_sub_norms,
+        has_head_gains=spec.has_head_gains,
         qk_norm=_qk_norm(gguf, spec),
         qk_norm_after_rope=spec.qk_norm_after_rope,
         temperature_scale=shape.temperature_scale,
@@ -206,7 +210,7 @@ def _qk_norm(gguf: ModelTensors, spec: ArchitectureSpec) -> Literal["none", "hea
 def _has_expert_bias(gguf: ModelTensors, spec: ArchitectureSpec) -> bool:
     if spec.experts is None or spec.experts.has_bias != "optional":
         return spec.experts is not None and spec.experts.has_bias is True
-    has_bias = any(name.endswith(BIAS_TENSOR) for name in gguf.tensors)
+    has_bias = any(name.endswith(BIAS_TENSORS) for name in gguf.tensors)
     key = f"{spec.name}.{GATE_KEY}"
     if has_bias and spec.experts.gate == "file" and key not in gguf.metadata:
         raise FormatError(
@@ -270,6 +274,7 @@ def _optional_keys(spec: ArchitectureSpec) -> set[str]:
     flags = {
         "rope.dimension_sections": spec.rope.has_sections,
         ROPE_PATTERN_KEY: spec.rope.has_pattern,
+        ALPHA_KEY: spec.rope.is_extended,
         "rope.scaling.yarn_log_multiplier": spec.rope.has_log_multiplier,
         "attention.temperature_scale": spec.rope.has_temperature,
         SHARED_KV_KEY: spec.shares_kv,

@@ -39,6 +39,12 @@ _NEUTRAL: Mapping[str, tuple[float, ...]] = {
 }
 
 
+def _is_array_of(value: object, neutral: tuple[float, ...]) -> bool:
+    """Whether it says of every layer that there is nothing."""
+    numbers = value.tolist() if hasattr(value, "tolist") else ()
+    return bool(numbers) and all(number in neutral for number in numbers)
+
+
 def refuse_unread(metadata: Metadata, architecture: str, read: Collection[str]) -> None:
     """Raises ``FormatError`` that names a key with an effect which is not among those ``read``."""
     for suffix, neutral in _NEUTRAL.items():
@@ -46,6 +52,8 @@ def refuse_unread(metadata: Metadata, architecture: str, read: Collection[str]) 
         if suffix in read or key not in metadata:
             continue
         value = metadata.get(key)
+        if _is_array_of(value, neutral):
+            continue
         if not isinstance(value, (int, float)) or value not in neutral:
             shown = f" is {value:g}" if isinstance(value, (int, float)) else ""
             raise FormatError(

@@ -19,6 +19,9 @@ from .keys import ArchitectureKeys
 ScalingKind = Literal["none", "linear", "yarn", "longrope"]
 FACTOR_RANGE = (1e-6, 1e31)  # files say 1e30 of pairs that are not rotated
 PATTERN_KEY = "attention.rope_pattern"
+ALPHA_KEY = "rope.scaling.alpha"
+BASE_RANGE = {"above": 1.0, "below": 1e15}
+DEFAULT_FREQ_BASE = 10000.0
 # Turns over the original context between which YaRN passes from full interpolation to none.
 YARN_BETA_SLOW, YARN_BETA_FAST = 1.0, 32.0
 
@@ -65,6 +68,8 @@ class RopeRule:
         has_pattern: files may say which layers have it.
         has_sections: pairs are parted among the axes of an image (M-RoPE). A text has the same
             position on each, which makes this a plain rotary embedding.
+        is_extended: files may part pairs among four axes or not at all, and raise the base by an
+            alpha for longer contexts (XD-RoPE).
         has_log_multiplier: files may tone down YaRN's factor of queries and keys.
         has_temperature: files may scale queries by their position.
         scales_logits: see ``RopeScaling``. Files have ten times less as their log multiplier.
@@ -76,6 +81,7 @@ class RopeRule:
     has_dense: bool = False
     has_pattern: bool = False
     has_sections: bool = False
+    is_extended: bool = False
     has_log_multiplier: bool = False
     has_temperature: bool = False
     scales_logits: bool = False
@@ -185,6 +191,12 @@ def check_sections(keys: ArchitectureKeys, rule: RopeRule) -> None:
     sections = keys.metadata.get_array(keys.full(name), kinds="iu").tolist()
     if not any(sections):
         return
+    if rule.is_extended:
+        if len(sections) != 4 or min(sections) < 0:
+            raise FormatError(
+                f"{keys.quoted(name)} is {sections}, but must be numbers of pairs of four axes"
+            )
+        return
     if not rule.has_sections:
         raise FormatError(
             f"{keys.quoted(name)} is {sections}, but multimodal rotary embeddings are not "
@@ -195,6 +207,20 @@ def check_sections(keys: ArchitectureKeys, rule: RopeRule) -> None:
             f"{keys.quoted(name)} is {sections}, but must be three numbers, time, height and "
             "width, and perhaps a 0; a fourth axis is not supported"
         )
+
+
+def read_rope_base(keys: ArchitectureKeys, rule: RopeRule, head_dim: int) -> float:
+    """Raises ``FormatError``.
+
+    An alpha is the factor of NTK-aware scaling: the slowest pair turns as many times less.
+    """
+    base = keys.number("rope.freq_base", **BASE_RANGE, default=DEFAULT_FREQ_BASE)
+    if not rule.is_extended or not keys.metadata.get_float(keys.full(ALPHA_KEY), default=0.0):
+        return base
+    alpha = keys.number(ALPHA_KEY, above=0.0, below=1e6)
+    if head_dim <= 2:
+        raise FormatError(f"{keys.quoted(ALPHA_KEY)} is {alpha:g}, but heads have one pair")
+    return float(base * alpha ** (head_dim / (head_dim - 2)))
 
 
 def read_rope_scaling(keys: ArchitectureKeys, context_length: int, rule: RopeRule) -> RopeScaling:

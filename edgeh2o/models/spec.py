@@ -20,7 +20,7 @@ from .latent import LatentRule
 from .latent_tensors import ALL_TENSORS, latent_tensors
 from .rope import PLAIN_ROPE, RopeRule
 from .streams import StreamRule
-from .tensors import TensorRule
+from .tensors import TensorRule, tensors_of
 from .windows import SlidingWindows
 from .xielu import with_xielu
 
@@ -67,8 +67,9 @@ class ArchitectureSpec:
         scales_embedding_by_width: embeddings are multiplied by ``sqrt(model_dim)``.
         depth_scales: scales that follow from width and depth, which files do not say; None: none.
         attention_scale: factor of attention logits; None: one over the root of the head size.
-        norms_values, has_sinks, has_output_scale, has_sub_norms, output_gate, head_gate: see
+        norms_embeddings, post_norm_eps, norms_values, has_sinks, has_output_scale: see
             ``DecoderConfig``.
+        has_sub_norms, has_head_gains, output_gate, head_gate: see there too.
         shares_kv: the last layers may read the keys and values of others.
         has_token_inputs: layers may have inputs of their own per token.
         streams: None: every token has one residual stream.
@@ -111,12 +112,15 @@ class ArchitectureSpec:
     required_scales: tuple[str, ...] = ()
     default_soft_caps: Mapping[str, float] = field(default_factory=dict)
     scales_embedding_by_width: bool = False
+    norms_embeddings: bool = False
+    post_norm_eps: float = 0.0
     depth_scales: DepthScales | None = None
     attention_scale: float | None = None
     norms_values: bool = False
     has_sinks: bool = False
     has_output_scale: bool = False
     has_sub_norms: bool = False
+    has_head_gains: bool = False
     output_gate: Literal["none", "of_queries", "per_output", "per_head"] = "none"
     head_gate: Literal["sigmoid", "softplus"] = "sigmoid"
     shares_kv: bool = False
@@ -165,7 +169,10 @@ class ArchitectureSpec:
     def rules(self, shape: Hyperparameters, *, is_fused: bool = False) -> tuple[TensorRule, ...]:
         """The tensors of files of this shape, whose Q, K and V may be one matrix."""
         tensors = self.fused_tensors if is_fused and self.fused_tensors else self.tensors
-        return tensors + (latent_tensors(shape.latent) if shape.latent else ())
+        latent = latent_tensors(shape.latent) if shape.latent else ()
+        if self.hybrid is not None:
+            latent = tensors_of("attention", latent)
+        return tensors + latent
 
 
 _ARCHITECTURES: dict[str, ArchitectureSpec] = {}

@@ -58,6 +58,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
         "qkv_limit": config.qkv_limit,
         "has_joint_bias": config.has_joint_bias,
         "has_sub_norms": config.has_sub_norms,
+        "has_head_gains": config.has_head_gains,
         "residual_scale": config.residual_scale,
     }
     if config.latent is not None:
@@ -71,12 +72,14 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
             model_dim=config.model_dim,
             vocab_size=config.vocab_size,
             norm_eps=config.norm_eps,
+            post_norm_eps=config.post_norm_eps,
             centres_norms=config.centres_norms,
             has_norm_weights=config.has_norm_weights,
             has_norm_biases=config.has_norm_biases,
             ropes=ropes,
             layers=[layers[layer] for layer in config.layers],
             embedding_scale=config.embedding_scale,
+            norms_embeddings=config.norms_embeddings,
             logit_scale=config.logit_scale,
             logit_soft_cap=config.logit_soft_cap,
             tied_embeddings=config.tied_embeddings,
@@ -101,6 +104,8 @@ def _core_layer(layer: LayerConfig, config: DecoderConfig) -> dict[str, Any]:
         del fields["gate_cutoff"]
     head_dim = fields.pop("head_dim") or config.head_dim
     fields["key_dim"] = fields["value_dim"] = head_dim if layer.n_heads else 0
+    if config.latent is not None and not layer.n_heads:
+        fields.update(values_are_keys=False, latent_rank=0)
     if fields.pop("is_dense") or not layer.ffn_dim:
         ffn = "gated" if layer.ffn_dim else "none"
         fields.update(ffn=ffn, n_experts=0, n_experts_used=0, has_expert_bias=False)

@@ -26,6 +26,15 @@ CASES: Mapping[str, Mapping[str, object]] = {
     "llama_llama3": {"rope_scaling": "llama3", "context_length": 512},
     "llama_yarn": {"rope_scaling": "yarn", "original_context": 64},
     "laguna_full": {"architecture": "laguna", "rotary_dim": 8, "tied": False},
+    "muse-glimmer": {
+        "architecture": "muse-glimmer",
+        "n_layers": 5,
+        "sliding_window": 24,
+        "rope_base_sliding": 5e3,
+        "norm_eps": 0.02,
+        "tied": False,
+    },
+    "talkie": {"architecture": "talkie", "tied": False},
     "spark2_5": {
         "architecture": "spark2_5",
         "n_layers": 4,
@@ -123,6 +132,7 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "tied": False,
     },
     "hunyuan": {"architecture": "hunyuan-dense"},
+    "hunyuan_vl": {"architecture": "hunyuan_vl", "tied": False},
     "internlm2": {"architecture": "internlm2", "tied": False},
     # A state of some rows carries over from call to call.
     "lfm2": {"architecture": "lfm2", "n_layers": 4},

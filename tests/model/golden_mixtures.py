@@ -91,6 +91,21 @@ MIXTURES: Mapping[str, Mapping[str, object]] = {
         "rotary_dim": 8,
         "tied": False,
     },
+    "bailingmoe3": {
+        "architecture": "bailingmoe3",
+        "n_layers": 4,
+        "n_experts": 8,
+        "n_experts_used": 3,
+        "n_conv_taps": 4,
+        "tied": False,
+    },
+    "bailingmoe3_input": {
+        "architecture": "bailingmoe3",
+        "q_rank": 0,
+        "shared_ffn_dim": 80,
+        "rope_scaling": "yarn",
+        "original_context": 64,
+    },
     "deepseek": {"architecture": "deepseek", "n_experts": 8, "n_experts_used": 3},
     "dots1": {
         "architecture": "dots1",
@@ -120,6 +135,15 @@ MIXTURES: Mapping[str, Mapping[str, object]] = {
         "tied": False,
     },
     "hunyuan-moe": {"architecture": "hunyuan-moe", "n_experts": 8, "shared_ffn_dim": 80},
+    "hy_v3": {
+        "architecture": "hy_v3",
+        "n_layers": 4,
+        "n_experts": 8,
+        "n_experts_used": 3,
+        "shared_ffn_dim": 80,
+        "n_dense_layers": 2,
+        "tied": False,
+    },
     "granitehybrid_dense": {
         "architecture": "granitehybrid",
         "n_layers": 5,

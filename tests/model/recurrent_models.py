@@ -8,6 +8,11 @@ MODELS: dict[str, dict[str, object]] = {
     "lfm2moe": {"architecture": "lfm2moe", "n_layers": 3},
     "qwen35": {"architecture": "qwen35", "n_layers": 4, "n_conv_taps": 4},
     "qwen3next": {"architecture": "qwen3next", "n_layers": 3},
+    # Beside latent attention.
+    "bailingmoe3": {
+        **{"architecture": "bailingmoe3", "n_layers": 4, "n_conv_taps": 4},
+        **{"q_rank": 64, "kv_rank": 64, "nope_dim": 32},
+    },
     "granitehybrid": {"architecture": "granitehybrid", "n_layers": 4, "n_conv_taps": 4},
     # Keys and values and a recurrent state in one layer.
     "falcon-h1": {"architecture": "falcon-h1", "n_layers": 2},

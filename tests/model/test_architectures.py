@@ -48,6 +48,7 @@ MODELS = {
         **{"architecture": "bailingmoe2", "n_experts": 8, "n_experts_used": 3, "rotary_dim": 8},
         **{"n_expert_groups": 4, "n_expert_groups_used": 2, "n_shared_experts": 2},
     },
+    "bailingmoe3": {"architecture": "bailingmoe3", "n_layers": 4, "n_conv_taps": 4},
     "chatglm-fused": {"architecture": "chatglm", "rotary_dim": 8, "is_fused": True},
     "bailingmoe-shared": {"architecture": "bailingmoe", "n_shared_experts": 2},
     "deepseek-dense-layers": {"architecture": "deepseek", "n_layers": 3, "n_dense_layers": 2},
@@ -68,6 +69,10 @@ MODELS = {
         **{"n_kv_heads": (2, 0, 4, 1), "ffn_dim": (96, 64, 96, 128)},
     },
     "maple": {"architecture": "maple", "n_layers": 4, "sliding_window": NARROW},
+    "muse-glimmer": {
+        **{"architecture": "muse-glimmer", "n_layers": 4, "sliding_window": NARROW},
+        "norm_eps": 0.02,
+    },
     "spark2_5": {"architecture": "spark2_5", "n_layers": 3, "sliding_window": NARROW},
     "cohere2": {"architecture": "cohere2", "n_layers": 4, "sliding_window": NARROW},
     "cohere2moe": {"architecture": "cohere2moe", "n_layers": 5, "sliding_window": NARROW},

@@ -116,11 +116,35 @@ def test_gates_of_attention(tiny_model: TinyModelFactory, tmp_path: Path) -> Non
     assert [config.output_gate for config in gates.values()] == ["per_output", *["per_head"] * 2]
     assert [config.head_gate for config in gates.values()] == ["sigmoid", "softplus", "sigmoid"]
 
+    muse = read_tiny(tiny_model, "muse-glimmer")
+    assert (muse.output_gate, muse.head_gate) == ("per_output", "sigmoid")
+    assert (muse.norms_embeddings, muse.post_norm_eps) == (True, 1e-8)
+    assert (muse.logit_scale, muse.logit_soft_cap) == pytest.approx((0.6, 3.0))
+
     def widen(tensors: Tensors) -> None:  # as that of the largest Laguna
         tensors["blk.1.attn_gate.weight"] = tensors["blk.1.attn_q.weight"]
 
     path = write_tiny(tmp_path, "laguna", edit=widen)
     with pytest.raises(FormatError, match=r"'blk\.1\.attn_gate\.weight' has shape \[32, 32\]"):
+        read(path)
+
+
+def test_gains_of_talkie(tiny_model: TinyModelFactory, tmp_path: Path) -> None:
+    config = read_tiny(tiny_model, "talkie")
+    assert config.has_head_gains and config.norms_embeddings and not config.has_norm_weights
+    assert (config.qk_norm, config.qk_norm_after_rope) == ("head", True)
+
+    def drop_factors(tensors: Tensors) -> None:
+        for layer in range(SHAPE["n_layers"]):
+            del tensors[f"blk.{layer}.attn_output.scale"], tensors[f"blk.{layer}.ffn_down.scale"]
+
+    def drop_share(tensors: Tensors) -> None:
+        del tensors["blk.1.layer_output_scale.weight"]
+
+    with NativeModelFile(write_tiny(tmp_path, "talkie", edit=drop_factors)) as file:
+        assert file.load().dequantize("blk.1.embedding_share.weight").any()
+    path = write_tiny(tmp_path, "talkie", edit=drop_share)
+    with pytest.raises(FormatError, match=r"missing: 'blk\.1\.layer_output_scale\.weight'"):
         read(path)
 
 

@@ -17,7 +17,7 @@ from tests.models.tiny_file import SHAPE, read, read_tiny, write_tiny
 from tests.tiny_models import TinyModelFactory
 
 # Of models with windows only layers with one have positions.
-ROTATING_WINDOWS = ("exaone4", "afmoe", "smallthinker")
+ROTATING_WINDOWS = ("exaone4", "afmoe", "muse-glimmer", "smallthinker")
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,7 @@ ROTATING_WINDOWS = ("exaone4", "afmoe", "smallthinker")
         ("mellum", {"sliding_window": 5}, "www.ww"),
         ("afmoe", {"sliding_window": 5}, "www.ww"),
         ("laguna", {"sliding_window": 5}, ".www.w"),
+        ("muse-glimmer", {"sliding_window": 5, "sliding_window_pattern": 4}, "www.ww"),
         ("laguna", {"sliding_window": 5, "sliding_window_pattern": 2}, ".w.w.w"),
         ("smallthinker", {}, ""),
         ("smallthinker", {"sliding_window": 5}, ".www.w"),
@@ -161,4 +162,35 @@ def test_sections_of_an_image(
     monkeypatch.setattr(GGUFWriter, "add_rope_dimension_sections", add)
     path = write_tiny(tmp_path, "qwen3vl")
     with pytest.raises(FormatError, match=f"'qwen3vl.rope.dimension_sections'.*{problem}"):
+        read(path)
+
+
+@pytest.mark.parametrize("sections", [None, [1, 1, 1, 1], [0, 0, 0, 0]])
+def test_a_text_has_one_position_on_four_axes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sections: list[int] | None
+) -> None:
+    def add(writer: GGUFWriter, _: list[int]) -> None:
+        if sections is not None:
+            writer.add_array("hunyuan_vl.rope.dimension_sections", sections)
+
+    monkeypatch.setattr(GGUFWriter, "add_rope_dimension_sections", add)
+    config = read(write_tiny(tmp_path, "hunyuan_vl"))[0]
+    # The slowest of four pairs turns as many times less as alpha says.
+    assert config.rope_inv_freq[0] == 1.0
+    assert config.rope_inv_freq[3] == pytest.approx(1e-3 / 50.0)
+
+
+def test_axes_and_alpha_of_hunyuan_vl_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tiny(tmp_path, "hunyuan_vl", head_dim=2)
+    with pytest.raises(FormatError, match=r"'hunyuan_vl\.rope\.scaling\.alpha' is 50, but heads"):
+        read(path)
+
+    def add(writer: GGUFWriter, _: list[int]) -> None:
+        writer.add_array("hunyuan_vl.rope.dimension_sections", [2, 2])
+
+    monkeypatch.setattr(GGUFWriter, "add_rope_dimension_sections", add)
+    path = write_tiny(tmp_path, "hunyuan_vl")
+    with pytest.raises(FormatError, match=r"'hunyuan_vl\.rope\.dimension_sections' is \[2, 2\]"):
         read(path)

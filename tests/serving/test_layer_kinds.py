@@ -18,6 +18,7 @@ from tests.tiny_models import TinyModelFactory
 KINDS: dict[str, dict[str, object]] = {
     "lfm2": {"n_layers": 4},
     "qwen35": {"n_layers": 4},
+    "bailingmoe3": {"n_layers": 4},
     "granitehybrid": {"n_layers": 4},
     "falcon-h1": {"n_layers": 2},
     "nemotron_h": {"n_layers": 4},

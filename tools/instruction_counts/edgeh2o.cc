@@ -36,7 +36,7 @@ void multiply(const char* type, size_t n_rows, size_t repetitions) {
     const MatmulInput input{quantize_rows(table, rows, packed_for(table, packed.data(), {&weights}, false)),
                             rows};
     const MatmulOutput output{&weights, nullptr, out.data(), kOutputs};
-    matmul(table, input, {&output, 1}, scratch.data());
+    matmul(table, input, {&output, 1}, {scratch.data(), {}});
   }
 }
 

@@ -24,7 +24,7 @@ def add_layer(
     prefix = f"blk.{layer}"
     n_heads, _, ffn_dim = model.layers[layer]
     if family.has_expert_bias and not model.has_softmax_gate:
-        normal(f"{prefix}.exp_probs_b.bias", n_experts, std=0.3)
+        normal(f"{prefix}.{family.expert_bias_name}", n_experts, std=0.3)
     normal(prefix + ROUTER_SUFFIX, n_experts, width, std=2.0 * width**-0.5)
     for name, rows, cols in (
         ("ffn_gate", ffn_dim, width),

@@ -21,7 +21,11 @@ def add_latent_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     if model.q_rank:
         writer.add_q_lora_rank(model.q_rank)
     if is_deepseek and model.has_matrices_per_head:
-        writer.add_head_count_kv(1)
+        writer.add_head_count_kv(
+            [int(model.mixer(layer) == "attention") for layer in range(model.n_layers)]
+            if model.family.has_row_decays
+            else 1
+        )
         writer.add_key_length(model.kv_rank + model.rope_dim)
         writer.add_value_length(model.kv_rank)
         writer.add_key_length_mla(head_dim)
@@ -81,6 +85,8 @@ def add_latent_tensors(
         ("attn_kv_a_mqa", rank + model.rope_dim, width, std(width)),
         ("attn_output", width, out_dim, out_dim**-0.5),
     ]
+    if model.family.output_gate is not None:
+        matrices.append(("attn_gate", n_heads, width, width**-0.5))
     if q_rank:
         normal(f"{prefix}attn_q_a_norm.weight", q_rank, std=0.1, mean=1.0)
         matrices.append(("attn_q_a", q_rank, width, width**-0.5))

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from tests.reference.codebook_quants import CODEBOOK_TYPES
 from tests.reference.k_quants import K_TYPES
-from tests.tiny_architectures import FAMILIES, Family
+from tests.tiny_architectures import FAMILIES
+from tests.tiny_family import Family
 from tools.tiny_models.tokenizer import vocabulary
 
 PerLayer = int | tuple[int, ...]
@@ -175,7 +176,8 @@ class TinyModel:
 
     def mixer(self, layer: int) -> str:
         """As in ``LayerConfig``."""
-        if self.family.has_delta_net and (layer + 1) % DELTA_NET_PERIOD:
+        has_delta_net = self.family.has_delta_net or self.family.has_row_decays
+        if has_delta_net and (layer + 1) % DELTA_NET_PERIOD:
             return "delta_net"
         _, n_kv_heads, ffn_dim = self.layers[layer]
         if n_kv_heads:

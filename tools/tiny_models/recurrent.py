@@ -11,10 +11,12 @@ from tools.tiny_models.model import DELTA_NET_PERIOD, TinyModel
 # Name, rows, columns and standard deviation of a matrix.
 Matrix = tuple[str, int, int, float]
 EXPERT_SCALE = 2.5
+LOG_FLOOR = -5.0  # of decays by row
 # Float tensors of two dimensions.
 VECTOR_SUFFIXES = (
     ".shortconv.conv.weight",
     ".ssm_conv1d.weight",
+    *(f".ssm_conv1d_{name}.weight" for name in "qkv"),
     ".ssm_a",
     ".ssm_d",
     ".ssm_norm.weight",
@@ -33,6 +35,11 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_ssm_time_step_rank(model.n_delta_value_heads)
         writer.add_ssm_state_size(model.delta_head_dim)
         writer.add_ssm_inner_size(model.n_delta_value_heads * model.delta_head_dim)
+    if family.has_row_decays:
+        writer.add_ssm_conv_kernel(model.n_conv_taps)
+        writer.add_uint32(f"{model.architecture}.kda.head_dim", model.delta_head_dim)
+        writer.add_bool(f"{model.architecture}.kda.safe_gate", True)
+        writer.add_float32(f"{model.architecture}.kda.gate_lower_bound", LOG_FLOOR)
     if family.mamba2 is not None:
         writer.add_ssm_conv_kernel(model.n_conv_taps)
         writer.add_ssm_group_count(model.n_ssd_groups)
@@ -81,6 +88,8 @@ def _add_short_conv(normal: Callable[..., None], prefix: str, model: TinyModel) 
 
 
 def _add_delta_net(normal: Callable[..., None], prefix: str, model: TinyModel) -> list[Matrix]:
+    if model.family.has_row_decays:
+        return _add_row_decays(normal, prefix, model)
     heads, width = model.n_delta_value_heads, model.model_dim
     value_dim = heads * model.delta_head_dim
     conv_dim = value_dim + 2 * model.n_delta_key_heads * model.delta_head_dim
@@ -97,6 +106,24 @@ def _add_delta_net(normal: Callable[..., None], prefix: str, model: TinyModel) -
         ("attn_gate", value_dim, width, std),
         *gates,
         ("ssm_out", width, value_dim, value_dim**-0.5),
+    ]
+
+
+def _add_row_decays(normal: Callable[..., None], prefix: str, model: TinyModel) -> list[Matrix]:
+    heads, width = int(model.layers[0][0]), model.model_dim
+    inner = heads * model.delta_head_dim
+    for name in "qkv":
+        normal(f"{prefix}ssm_conv1d_{name}.weight", 1, inner, 1, model.n_conv_taps, std=0.6)
+    normal(f"{prefix}ssm_dt.bias", inner, std=0.5, mean=-3.0)
+    normal(f"{prefix}ssm_a", heads, 1, std=0.1, mean=1.0)
+    normal(f"{prefix}ssm_norm.weight", model.delta_head_dim, std=0.1, mean=1.0)
+    std = width**-0.5
+    return [
+        *((f"attn_{name}", inner, width, std) for name in "qkv"),
+        ("ssm_f_a", inner, width, std),
+        ("ssm_g_a", inner, width, std),
+        ("ssm_beta", heads, width, std),
+        ("attn_output", width, inner, inner**-0.5),
     ]
 
 

@@ -89,6 +89,10 @@ def _add_layer(tensors: Tensors, normal: Callable[..., None], model: TinyModel, 
     if family.lacks_mixers and model.mixer(layer) == "none":
         del tensors[f"{prefix}attn_norm.weight"]
     _add_matrices(normal, model, layer)
+    if family.has_head_gains:
+        normal(f"{prefix}attn_q_norm.weight", model.layers[layer][0], 1, std=0.3, mean=1.5)
+        for name in ("attn_output.scale", "ffn_down.scale", "layer_output_scale.weight"):
+            normal(f"{prefix}{name}", 1, std=0.2, mean=0.7)
     if family.has_sub_norms:
         _add_sub_norms(normal, model, layer)
     if family.mamba2 == "beside":  # its norm has a name of its own
@@ -139,7 +143,7 @@ def _add_matrices(normal: Callable[..., None], model: TinyModel, layer: int) -> 
     *_, ffn_dim = model.layers[layer]
     mixer = model.mixer(layer)
     matrices: list[recurrent.Matrix] = []
-    if family.is_latent:
+    if family.is_latent and mixer == "attention":
         matrices = latent.add_latent_tensors(normal, layer, model, ATTENTION_LOGIT_STD)
     elif mixer.startswith("attention"):
         matrices = _add_attention(normal, model, layer)

@@ -76,6 +76,7 @@ void project_qkv(const LayerCall& call, MatView<float> x, size_t first_row, cons
   rope_rows(table, {qkv.q.data, n, rotated_cols, stride}, rope.cos + row, rope.sin + row, spec.heads.key_dim,
             n_pairs);
   if (spec.qk_norm_after_rope) norm_qk(call, qkv);
+  if (!w.query_gains.empty()) scale_columns(qkv.q, {w.query_gains.data(), w.query_gains.size()});
   if (!w.key_balance.empty()) {
     scale_columns({qkv.q.data, n, rotated_cols, stride}, {w.key_balance.data(), w.key_balance.size()});
   }

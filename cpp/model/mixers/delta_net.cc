@@ -15,6 +15,7 @@ struct DeltaNet {
 
   static void project(const LayerCall& call, MatView<float> x, const Parts& parts) {
     const LayerWeights& w = call.layer_weights();
+    if (call.spec().delta.decays_by_row()) return project_apart(call, x, parts);
     const bool has_one_matrix = static_cast<bool>(w.delta_gates.weight);
     const MatmulInput input =
         has_one_matrix
@@ -27,6 +28,23 @@ struct DeltaNet {
                                     output(has_one_matrix ? w.delta_gates : w.delta_rate, parts.rates),
                                     output(w.delta_decay, parts.decays)};
     matmul(call.table(), input, {outputs, has_one_matrix ? size_t{3} : size_t{4}}, call.products());
+  }
+
+  // Queries, keys and values have a matrix each.
+  static void project_apart(const LayerCall& call, MatView<float> x, const Parts& parts) {
+    const LayerWeights& w = call.layer_weights();
+    const std::initializer_list<const Linear*> layers = {&w.attn_q,  &w.attn_k,     &w.attn_v,
+                                                         &w.delta_z, &w.delta_rate, &w.delta_decay};
+    const MatmulInput input = begin_branch(call, x, w.attn_norm, layers);
+    const size_t dim = call.spec().delta.key_dim(), stride = parts.rows.stride;
+    float* rows = parts.rows.data;
+    const MatmulOutput outputs[] = {output_of(w.attn_q, rows, stride),
+                                    output_of(w.attn_k, rows + dim, stride),
+                                    output_of(w.attn_v, rows + 2 * dim, stride),
+                                    output_of(w.delta_z, parts.z.data, parts.z.stride),
+                                    output_of(w.delta_rate, parts.rates.data, parts.rates.stride),
+                                    output_of(w.delta_decay, parts.decays.data, parts.decays.stride)};
+    matmul(call.table(), input, {outputs, layers.size()}, call.products());
   }
 
   // Queries and keys x / sqrt(|x|^2 + eps), as an RMS norm; queries also by the root of the head size.
@@ -52,7 +70,11 @@ struct DeltaNet {
     if (looks_ahead) state.note_inputs(begin, qkv);
     convolve_silu(table, parts.rows, w.conv.data(), call.spec().n_conv_taps, step.at(heads.n_state()));
     norm_qk(call, parts.rows);
-    find_gates(parts.rates, parts.decays, w.delta_a.data(), w.delta_bias.data());
+    if (heads.decays_by_row()) {
+      find_row_gates(heads, parts.rates, parts.decays, w.delta_a.data(), w.delta_bias.data());
+    } else {
+      find_gates(parts.rates, parts.decays, w.delta_a.data(), w.delta_bias.data());
+    }
     if (looks_ahead) state.note_rows(begin, qkv, rates, decays);
     uint8_t* chunk_scratch = call.step.is_decode ? nullptr : call.buffers().scratch;
     delta_net(table, heads, qkv, rates, decays, step, out, chunk_scratch);
@@ -65,8 +87,9 @@ struct DeltaNet {
     rms_norm_groups(table, out, {w.delta_norm.data(), w.delta_norm.size()}, call.config.norm_eps);
     const ActivationsOut gated{{packed.needs_floats ? out.data : nullptr, out.rows, out.cols, out.stride},
                                packed};
+    const GateKernel gate = call.spec().delta.decays_by_row() ? table.gate_f32 : table.swiglu_f32;
     const MatmulInput input =
-        gate_rows(table, table.swiglu_f32, as_const(parts.z), as_const(out), gated, call.buffers().scratch);
+        gate_rows(table, gate, as_const(parts.z), as_const(out), gated, call.buffers().scratch);
     end_branch(call, x, input, w.delta_out, w.attn_post_norm);
   }
 };

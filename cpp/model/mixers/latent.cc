@@ -28,17 +28,24 @@ void project_latent(const LayerCall& call, MatView<float> x, size_t first_row, M
 
   const bool has_vectors = latent.q_rank > 0;
   const Linear& from_input = has_vectors ? w.attn_q_a : w.attn_q;
-  const bool has_index = call.spec().heads.index.has_own();
+  const bool has_index = call.spec().heads.index.has_own(), has_gate = call.spec().has_gate_matrix();
+  const Linear& gate = has_gate ? w.attn_gate : from_input;
   const MatmulInput input =
-      has_index
-          ? begin_branch(call, x, w.attn_norm, {&from_input, &w.attn_kv_a, &w.index_k, &w.index_weights})
-          : begin_branch(call, x, w.attn_norm, {&from_input, &w.attn_kv_a});
+      has_index ? begin_branch(call, x, w.attn_norm,
+                               {&from_input, &w.attn_kv_a, &w.index_k, &w.index_weights, &gate})
+                : begin_branch(call, x, w.attn_norm, {&from_input, &w.attn_kv_a, &gate});
   const MatView<float>& first = has_vectors ? vectors : heads;
-  const MatmulOutput outputs[] = {output_of(from_input, first.data, first.stride),
-                                  output_of(w.attn_kv_a, row.data, row.stride),
-                                  output_of(w.index_k, index.k.data, index.k.stride),
-                                  output_of(w.index_weights, index.weights.data, index.weights.stride)};
-  matmul(table, input, {outputs, has_index ? size_t{4} : size_t{2}}, call.products());
+  MatmulOutput outputs[5] = {output_of(from_input, first.data, first.stride),
+                             output_of(w.attn_kv_a, row.data, row.stride)};
+  size_t n_outputs = 2;
+  if (has_index) {
+    outputs[n_outputs++] = output_of(w.index_k, index.k.data, index.k.stride);
+    outputs[n_outputs++] = output_of(w.index_weights, index.weights.data, index.weights.stride);
+  }
+  if (has_gate) {
+    outputs[n_outputs++] = output_of(w.attn_gate, q.data - call.spec().gate_dim(), q.stride);
+  }
+  matmul(table, input, {outputs, n_outputs}, call.products());
   if (has_vectors) {
     const MatmulInput normed = rms_norm_rows(table, as_const(vectors), w.attn_q_a_norm.data(), eps,
                                              {vectors, packed_for(call, {&w.attn_q, &w.index_q})}, a.scratch);

@@ -30,7 +30,7 @@ struct MatrixParts {
     z = take(recurrence.out_dim());
     rows = take(recurrence.conv_dim);
     rates = take(n_gates);
-    decays = take(n_gates);
+    decays = take(recurrence.n_decays());
   }
   MatrixParts rows_from(size_t first, size_t n) const {
     MatrixParts parts = *this;

@@ -104,6 +104,8 @@ class AttentionBlocks:
         else:
             attended = run(absorbed_queries(q, w_k), keys, keys[..., : sizes.rank])
         values = absorbed_values(attended, w_v)
+        if f"{prefix}attn_gate.weight" in self.weights:
+            values = values * sigmoid(self.rows.linear(prefix + "attn_gate", normed)).T[..., None]
         return self.rows.linear(
             prefix + "attn_output", values.transpose(1, 0, 2).reshape(len(x), -1)
         )
@@ -176,6 +178,9 @@ class AttentionBlocks:
         heads = rotate(heads, angles, self.rows.rope_layout)
         if not config.family.norms_after_rope:
             return heads
+        if not config.family.has_norm_weights:  # but heads of queries have a factor each
+            gains = self.weights.get(name + "_norm.weight", np.ones(1, np.float32))
+            return self.rows.normalised(heads) * gains.reshape(-1, 1, 1)
         weight = self.weights[name + "_norm.weight"].astype(np.float64)
         return self.rows.normalised(heads) * self.rows.ordered(weight, angles)
 

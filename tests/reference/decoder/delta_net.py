@@ -17,12 +17,13 @@ def delta_net(
 
     Args:
         q, k, v: [n, heads, dim], q and k of length 1.
-        decays, rates: [n, heads].
+        decays: [n, heads], or [n, heads, dim] where rows of a state decay by themselves.
+        rates: [n, heads].
         state: [heads, dim of keys, dim of values] after the tokens before.
     """
     outputs = []
     for query, key, value, decay, rate in zip(q, k, v, decays, rates, strict=True):
-        state = decay[:, None, None] * state
+        state = decay.reshape(len(decay), -1, 1) * state
         read = np.einsum("hkv,hk->hv", state, key)
         state = state + np.einsum("hk,hv->hkv", key, rate[:, None] * (value - read))
         outputs.append(np.einsum("hkv,hk->hv", state, query) / query.shape[-1] ** 0.5)

@@ -34,6 +34,8 @@ class Family:
         rotates_dense: layers without experts have a rotary embedding.
         halves_shared: the sum of experts with a shared one is halved.
         scales_embedding: embeddings are multiplied by sqrt(model_dim).
+        norms_embedding: embeddings are normed, without weights.
+        post_norm_eps: epsilon of norms of what branches give; None: that of all.
         has_grouped_heads: neighbouring value heads of a delta net share a key head, and its gates
             are one matrix.
         depth_scales: factors of embeddings, of branches times sqrt(n_layers), and of logits times
@@ -69,6 +71,8 @@ class Family:
     rotates_dense: bool = False
     halves_shared: bool = False
     scales_embedding: bool = False
+    norms_embedding: bool = False
+    post_norm_eps: float | None = None
     routes_by_input: bool = False
     has_relu: bool = False
     has_grouped_heads: bool = False
@@ -112,6 +116,7 @@ FAMILIES: Mapping[str, Family] = {
     "baichuan": Family(is_interleaved=True),
     "bailingmoe": Family(is_interleaved=True),
     "bailingmoe2": Family(),
+    "bailingmoe3": Family(is_interleaved=True),
     "bitnet": Family(),
     "chatglm": Family(is_interleaved=True),
     "codeshell": Family(is_ungated=True, ungated="ungated_gelu", has_layer_norm=True),
@@ -155,6 +160,8 @@ FAMILIES: Mapping[str, Family] = {
     "granitemoe": Family(is_interleaved=True),
     "hunyuan-dense": Family(norms_after_rope=True),
     "hunyuan-moe": Family(norms_after_rope=True),
+    "hunyuan_vl": Family(norms_after_rope=True),
+    "hy_v3": Family(),
     "internlm2": Family(is_interleaved=True),
     "jais2": Family(is_ungated=True, has_layer_norm=True),
     "jamba": Family(no_rope_period=1, normalises_experts=False),
@@ -172,6 +179,14 @@ FAMILIES: Mapping[str, Family] = {
     "minicpm3": Family(depth_scales=(12.0, 1.4, 256.0)),
     "minimax-m2": Family(),
     "mistral3": Family(is_interleaved=True),
+    "muse-glimmer": Family(
+        is_interleaved=True,
+        sliding_base=10000.0,
+        rotates_windows_only=True,
+        norms_embedding=True,
+        post_norm_eps=1e-8,
+        scales_logits=True,
+    ),
     "nemotron": Family(is_ungated=True, has_layer_norm=True),
     "nemotron_h": Family(no_rope_period=1, mamba2_is_single=True, ffn_norm="attn_norm"),
     "nemotron_h_moe": Family(
@@ -217,6 +232,9 @@ FAMILIES: Mapping[str, Family] = {
     "spark2_5": Family(sliding_base=10000.0, has_gelu=True),
     "stablelm": Family(has_layer_norm=True),
     "starcoder": GPT2,
+    "talkie": Family(
+        norms_after_rope=True, has_norm_weights=False, norms_embedding=True, scales_logits=True
+    ),
     "starcoder2": Family(is_ungated=True, ungated="ungated_gelu", has_layer_norm=True),
     "xverse": Family(is_interleaved=True),
 }

@@ -55,6 +55,7 @@ class ReferenceConfig:
     latent: LatentSizes | None = None
     index_top_k: int = 0
     qkv_limit: float | None = None
+    delta_log_floor: float = 0.0
     n_ssd_groups: int = 0
     has_plain_scan_norms: bool = False
     xielu: tuple[tuple[float, ...], ...] = ()
@@ -120,7 +121,7 @@ def read_gguf(path: Path) -> tuple[ReferenceConfig, Weights, dict[str, str]]:
     _name_experts(weights)
     for layer in range(config.n_layers):
         _split_fused(weights, f"blk.{layer}.")
-        if config.latent is not None:
+        if config.latent is not None and f"blk.{layer}.ssm_f_a.weight" not in weights:
             _split_latent(weights, f"blk.{layer}.", config.latent)
     if (
         config.family.mamba2_is_single or config.family.is_ungated
@@ -152,7 +153,7 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
     n_own = n_layers - int(number("attention.shared_kv_layers", 0.0))
     original = number("rope.scaling.original_context_length", number("context_length"))
     rope_factor, logit_factor, latent = 1.0, 1.0, None
-    if "blk.0.attn_kv_a_mqa.weight" in weights:
+    if any(name.endswith(".attn_kv_a_mqa.weight") for name in weights):
         head_dim = int(number("attention.key_length_mla", head_dim))
         rank = int(number("attention.kv_lora_rank"))
         latent = LatentSizes(rank, rotary_dim, head_dim - rotary_dim)
@@ -204,6 +205,7 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
         latent=latent,
         qkv_limit=number("attention.clamp_kqv", 0.0) or None,
         index_top_k=int(number("attention.indexer.top_k", 0.0)),
+        delta_log_floor=number("kda.gate_lower_bound", 0.0),
         n_ssd_groups=int(number("ssm.group_count", 0.0)),
         has_plain_scan_norms=bool(keys.value("ssm.dt_b_c_rms", False)),
     )
@@ -219,6 +221,7 @@ def _read_frequencies(
 ) -> tuple[Array, ...]:
     """Of every layer: scaled, unscaled (some layers with a window), or none."""
     base = keys.number("rope.freq_base", 10000.0)
+    base *= keys.number("rope.scaling.alpha", 1.0) ** (rotary_dim / (rotary_dim - 2))
     plain = scaled = frequencies(rotary_dim, base)
     if not keys.value("rope.scaling.finetuned", True):
         return (np.zeros_like(plain),) * len(windows)
@@ -302,6 +305,8 @@ def _name_experts(weights: Weights) -> None:
     for name in [name for name in weights if name.endswith("_exps.weight")]:
         for index, matrix in enumerate(weights.pop(name)):
             weights[name.replace(".weight", f".{index}.weight")] = matrix
+    for name in [name for name in weights if name.endswith(".exp_probs_b")]:
+        weights[f"{name}.bias"] = weights.pop(name)
     for name in [name for name in weights if ".ffn_gate_up_exps." in name]:
         gate, up = np.split(weights.pop(name), 2)
         weights[name.replace("gate_up", "gate")], weights[name.replace("gate_up", "up")] = gate, up

@@ -36,6 +36,30 @@ class RecurrentBlocks:
         sums = self._convolved(layer, first_gate * inputs, taps)
         return self.rows.linear(prefix + "out_proj", second_gate * sums)
 
+    def row_delta(self, layer: int, x: Array) -> Array:
+        """A delta net whose rows decay by themselves (Kimi Linear, 2025)."""
+        prefix, weights = f"blk.{layer}.", self.weights
+        normed = self.rows.norm(prefix + "attn_norm", x)
+        taps = [weights[f"{prefix}ssm_conv1d_{name}.weight"] for name in "qkv"]
+        inputs = [self.rows.linear(f"{prefix}attn_{name}", normed) for name in "qkv"]
+        a = weights[f"{prefix}ssm_a"].astype(np.float64).reshape(-1, 1)
+        heads = silu(
+            self._convolved(
+                layer,
+                np.concatenate(inputs, axis=1),
+                np.concatenate([each.reshape(-1, each.shape[-1]) for each in taps]).astype(float),
+            )
+        ).reshape(len(x), 3, len(a), -1)
+        q, k = (self._of_length_1(heads[:, i]) for i in range(2))
+        steps = self.rows.linear(prefix + "ssm_f_a", normed) + weights[f"{prefix}ssm_dt.bias"]
+        decays = np.exp(self.config.delta_log_floor * sigmoid(a * steps.reshape(q.shape)))
+        rates = sigmoid(self.rows.linear(prefix + "ssm_beta", normed))
+        state = self._delta_states.get(layer, np.zeros((len(a), q.shape[-1], q.shape[-1])))
+        out, self._delta_states[layer] = delta_net(q, k, heads[:, 2], decays, rates, state)
+        out = self.rows.norm(prefix + "ssm_norm", out.reshape(len(x), -1))
+        gates = sigmoid(self.rows.linear(prefix + "ssm_g_a", normed))
+        return self.rows.linear(prefix + "attn_output", out * gates)
+
     def delta(self, layer: int, x: Array) -> Array:
         """A gated delta net: see ``delta_net``."""
         prefix, weights = f"blk.{layer}.", self.weights

@@ -53,7 +53,7 @@ class Rows:
         bias = weights.get(name + ".bias")
         return out if bias is None else out + bias
 
-    def norm(self, name: str, x: Array) -> Array:
+    def norm(self, name: str, x: Array, *, eps: float | None = None) -> Array:
         """RMS norm of groups of as many elements as the weight has; x if there is no weight.
 
         In some families it is LayerNorm: without the mean, and with a bias if there is one.
@@ -66,12 +66,12 @@ class Rows:
         if self.config.family.has_layer_norm:
             groups = groups - groups.mean(axis=-1, keepdims=True)
         bias = self.weights.get(name + ".bias", np.float32(0.0)).astype(np.float64)
-        return (self.normalised(groups) * weight + bias).reshape(x.shape)
+        return (self.normalised(groups, eps=eps) * weight + bias).reshape(x.shape)
 
-    def normalised(self, groups: Array) -> Array:
+    def normalised(self, groups: Array, *, eps: float | None = None) -> Array:
         """Rows of a mean square of 1."""
         mean_square = np.mean(groups * groups, axis=-1, keepdims=True)
-        return groups / np.sqrt(mean_square + self.config.norm_eps)
+        return groups / np.sqrt(mean_square + (self.config.norm_eps if eps is None else eps))
 
     def heads(self, layer: int, rows: Array) -> Array:
         """A projection [n, n_heads * head_dim] as [n_heads, n, head_dim]."""

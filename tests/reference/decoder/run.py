@@ -180,6 +180,8 @@ class DecoderRun:
                 x = streams[0]
             if f"{prefix}shortconv.conv.weight" in weights:
                 branch = self._recurrent.convolve(layer_idx, x)
+            elif f"{prefix}ssm_f_a.weight" in weights:
+                branch = self._recurrent.row_delta(layer_idx, x)
             elif f"{prefix}ssm_beta.weight" in weights or f"{prefix}ssm_ba.weight" in weights:
                 branch = self._recurrent.delta(layer_idx, x)
             elif config.latent is not None:
@@ -215,7 +217,10 @@ class DecoderRun:
                     x = x + added
                 else:
                     streams[1:] += added
-            x = x * weights.get(f"{prefix}layer_output_scale.weight", 1.0)
+            if config.family.norms_embedding:
+                x = x + embedded * weights.get(f"{prefix}layer_output_scale.weight", 0.0)
+            else:
+                x = x * weights.get(f"{prefix}layer_output_scale.weight", 1.0)
         if streams is not None:
             x = merge(streams, weights["altup_unembd_proj.weight"].astype(np.float64))
         self._attention.position += len(tokens)
@@ -231,10 +236,12 @@ class DecoderRun:
     def _embed(self, tokens: Tokens) -> Array:
         """What goes into the first layer, [n_tokens, model_dim]."""
         rows = self.rows.weights["token_embd.weight"][np.asarray(tokens)].astype(np.float64)
-        embedded: Array = rows * self.rows.config.embedding_scale
-        return embedded
+        config = self.rows.config
+        embedded: Array = rows * config.embedding_scale
+        return self.rows.normalised(embedded) if config.family.norms_embedding else embedded
 
     def _post_norm(self, name: str, branch: Array) -> Array:
         """The norm of a branch's output, where the name is not that of an input's."""
         is_input = name.endswith(self.rows.config.family.ffn_norm)
-        return branch if is_input else self.rows.norm(name, branch)
+        eps = self.rows.config.family.post_norm_eps
+        return branch if is_input else self.rows.norm(name, branch, eps=eps)
