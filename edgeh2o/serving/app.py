@@ -182,9 +182,7 @@ class _Server:
                 form.verbose = self._bare_form(fields, each)
             forms.append(form)
         del fields
-        if n == 1:
-            return await self._respond(request, wanted[0], forms[0])
-        return JSONResponse(join_answers(await self._answer_all(request, wanted, forms, n), n))
+        return await self._respond_to_all(request, wanted, forms, n)
 
     async def _complete(self, request: Request) -> Response:
         fields, n = take_count(await read_body(request))
@@ -195,9 +193,7 @@ class _Server:
         del fields
         usage = wanted[0].include_usage
         forms = [TextFormat(self._name_for(each), include_usage=usage) for each in wanted]
-        if len(wanted) == 1:
-            return await self._respond(request, wanted[0], forms[0])
-        return JSONResponse(join_answers(await self._answer_all(request, wanted, forms, n), n))
+        return await self._respond_to_all(request, wanted, forms, n)
 
     async def _complete_bare(self, request: Request) -> Response:
         fields = await read_body(request)
@@ -215,9 +211,7 @@ class _Server:
         return CompletionFormat(name, wanted, tokenizer, fields, index=index)
 
     def _name_for(self, wanted: GenerationRequest) -> str:
-        """The name of what answers: the model, or an adapter that is asked for by its own."""
-        is_adapter = self._engine.adapters.is_named_by(wanted)
-        return wanted.model if is_adapter else self._settings.model_name
+        return self._engine.adapters.name_of_answer(wanted, self._settings.model_name)
 
     async def _infill(self, request: Request) -> Response:
         fields = await read_body(request)
@@ -286,6 +280,19 @@ class _Server:
             raise
         chunks = format_stream(form, first, events, wanted)
         return EventStream(form, chunks, lambda: end_work(first, events))
+
+    async def _respond_to_all(
+        self,
+        request: Request,
+        wanted: Sequence[GenerationRequest],
+        forms: Sequence[AnswerFormat],
+        n_of_prompt: int,
+    ) -> Response:
+        """An answer, or several as choices of one object of OpenAI's."""
+        if len(wanted) == 1:
+            return await self._respond(request, wanted[0], forms[0])
+        answers = await self._answer_all(request, wanted, forms, n_of_prompt)
+        return JSONResponse(join_answers(answers, n_of_prompt))
 
     async def _answer_all(
         self,

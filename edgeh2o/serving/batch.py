@@ -275,7 +275,7 @@ def answer_item(
     try:
         read = read_chat_request if is_chat else read_text_request
         request = read(parse_body(item.body), sampling)
-        name = request.model if engine.adapters.is_named_by(request) else model_name
+        name = engine.adapters.name_of_answer(request, model_name)
         form: AnswerFormat = ChatFormat(name) if is_chat else TextFormat(name)
         engine.answer(request, events.append, ticket)
     except EdgeH2OError as error:

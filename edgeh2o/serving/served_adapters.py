@@ -47,9 +47,9 @@ class ServedAdapters:
         """
         self._scales = self._all_scales(given)
 
-    def is_named_by(self, request: GenerationRequest) -> bool:
-        """Whether it asks for an adapter as for a model."""
-        return not request.lora and request.model in self._numbers
+    def name_of_answer(self, request: GenerationRequest, model: str) -> str:
+        """Of what answers it: the model, or an adapter that is asked for as for a model."""
+        return request.model if self._is_named_by(request) else model
 
     def scales_of(self, request: GenerationRequest) -> tuple[float, ...]:
         """What each counts in a request: as it says, by an adapter's name that alone, or as set.
@@ -58,9 +58,12 @@ class ServedAdapters:
         """
         if request.lora:
             return self._all_scales(request.lora)
-        if request.model in self._numbers:
+        if self._is_named_by(request):
             return self._all_scales({self._numbers[request.model]: 1.0})
         return self._scales
+
+    def _is_named_by(self, request: GenerationRequest) -> bool:
+        return not request.lora and request.model in self._numbers
 
     def _all_scales(self, given: Mapping[int, float]) -> tuple[float, ...]:
         try:
