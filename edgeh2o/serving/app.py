@@ -80,7 +80,8 @@ def make_app(engine: AnswerEngine, settings: ServerSettings) -> Starlette:
 class _Server:
     def __init__(self, engine: AnswerEngine, settings: ServerSettings) -> None:
         self._engine, self._settings = engine, settings
-        engine.adapters.give_name(settings.model_name)
+        for name in (settings.model_name, *settings.aliases):
+            engine.adapters.give_name(name)
         self._metrics = Metrics(engine)
         self._admission = Admission(
             engine, self._metrics, parallel=settings.parallel, max_queue=settings.max_queue

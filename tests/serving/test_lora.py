@@ -298,3 +298,13 @@ def test_a_server_without_any(server: RunningServer) -> None:
     assert fetch(server, "/lora-adapters").json() == []
     assert post(server, []) == (200, {"success": True})
     assert "none loaded (--lora)" in post(server, [{"id": 0, "scale": 1}])[1]["error"]["message"]
+
+
+def test_all_names_of_the_model_mean_the_model(
+    start_server: StartServer, adapters: tuple[Path, Path]
+) -> None:
+    server = start_server(*(f"--lora={path}" for path in adapters), "--alias", "tiny,two")
+    assert [each["id"] for each in fetch(server, "/v1/models").json()["data"]] == ["tiny", "one"]
+    assert fetch(server, "/v1/models/two").json()["id"] == "tiny"
+    body = {"model": "two", "messages": [{"role": "user", "content": "the hen"}], "max_tokens": 1}
+    assert ask(server, "/v1/chat/completions", body)["model"] == "tiny"
