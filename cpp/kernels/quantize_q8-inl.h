@@ -8,15 +8,14 @@ namespace edgeh2o::EH2O_ISA {
 
 // The sums of 16 quants each of the rows of a record, as the products that start at kDotBias need them.
 template <typename Dot, size_t kTileRows>
-EH2O_INLINE void store_starts(int32_t* starts, const int32_t (&halves)[2][kTileRows],
-                              const int8_t (&q)[kTileRows][kBlock]) {
+EH2O_INLINE void store_starts(int32_t* starts, const int32_t (&halves)[2][kTileRows], const int8_t* q) {
   for (size_t row = 0; row < kTileRows; ++row) {
     starts[row] = simd::kDotBias - 8 * (halves[0][row] + halves[1][row]);
   }
   if constexpr (kHasPairs<Dot>) {
     for (size_t row = 0; row < kTileRows; ++row) {
       int16_t sums[2][2], words[3][2];
-      simd::unroll<2>([&](auto half) { Dot::sum_pairs(sums[half], q[row] + half * kBlock / 2); });
+      simd::unroll<2>([&](auto half) { Dot::sum_pairs(sums[half], q + row * kBlock + half * kBlock / 2); });
       simd::unroll<2>([&](auto i) {
         words[0][i] = static_cast<int16_t>(-16 * (sums[0][i] + sums[1][i]));
         words[1][i] = static_cast<int16_t>(-32 * sums[0][i]);
@@ -65,13 +64,18 @@ EH2O_INLINE float top_of_256(const float* x) {
 }
 
 // 32 values of n_rows rows, times their factors; units: what a quant of a row counts. What is stored of all
-// rows at once is a fifth of the time of storing row after row. Missing rows keep zeros.
+// rows at once is a fifth of the time of storing row after row. Missing rows keep zeros. A row alone is
+// stored where it stays: a copy, which reads its two halves at once behind their stores, waits 200 cycles for
+// them.
 template <size_t kTileRows>
 EH2O_INLINE void quantize_record(uint8_t* record, const float* x, size_t x_stride, size_t n_rows,
                                  const float (&factors)[kTileRows], const float (&units)[kTileRows]) {
   using namespace simd;
   constexpr size_t kVectors = kBlock / 2 / kLanes;
-  int8_t q[kTileRows][kBlock] = {};
+  uint8_t* const quants = record + kActivationHeaderPerRow * kTileRows;
+  int8_t rows[kTileRows > 1 ? kTileRows * kBlock : 1] = {};
+  int8_t* const q = kTileRows > 1 ? rows : reinterpret_cast<int8_t*>(quants);
+  if (kTileRows == 1 && n_rows == 0) __builtin_memset(quants, 0, kBlock);
   int32_t halves[2][kTileRows] = {};
   for (size_t row = 0; row < n_rows; ++row) {
     const F32 factor = set1(factors[row]);
@@ -80,7 +84,7 @@ EH2O_INLINE void quantize_record(uint8_t* record, const float* x, size_t x_strid
       unroll<kVectors>([&](auto v) {
         sixteen[v] = mul(load(x + row * x_stride + half * kBlock / 2 + v * kLanes), factor);
       });
-      halves[half][row] = store_rounded_s8(q[row] + half * kBlock / 2, sixteen);
+      halves[half][row] = store_rounded_s8(q + row * kBlock + half * kBlock / 2, sixteen);
     });
   }
   float* scales = reinterpret_cast<float*>(record);
@@ -90,9 +94,12 @@ EH2O_INLINE void quantize_record(uint8_t* record, const float* x, size_t x_strid
     sums[row] = units[row] * static_cast<float>(halves[0][row] + halves[1][row]);
   }
   store_starts<WordDot>(reinterpret_cast<int32_t*>(sums + kTileRows), halves, q);
-  uint8_t* quants = record + kActivationHeaderPerRow * kTileRows;
-  for (size_t step = 0; step < kBlock / 4; ++step) {
-    for (size_t row = 0; row < kTileRows; ++row, quants += 4) __builtin_memcpy(quants, q[row] + 4 * step, 4);
+  if constexpr (kTileRows > 1) {
+    uint8_t* out = quants;
+    for (size_t step = 0; step < kBlock / 4; ++step) {
+      for (size_t row = 0; row < kTileRows; ++row, out += 4)
+        __builtin_memcpy(out, q + row * kBlock + 4 * step, 4);
+    }
   }
 }
 
