@@ -268,7 +268,6 @@ _FLAGS = {
                 spell="{}M".format,
             ),
         ),
-        ("--slot-save-path", _Flag("write --prefix-cache-disk DIR,SIZE", "value")),
         (
             "-sps --slot-prompt-similarity",
             _Flag("the prompt that has most in common is taken", "value", idle=None),

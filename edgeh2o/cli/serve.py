@@ -140,6 +140,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder, and how much of it, for conversations that memory has no room for and "
         "those of a server that ends (default: none)",
     )
+    group.add_argument(
+        "--slot-save-path",
+        type=Path,
+        metavar="FOLDER",
+        help="where POST /slots/N?action=save and restore have files of slots by their names "
+        "(default: nowhere)",
+    )
     add_template_options(parser.add_argument_group("chat"))
     add_sampling_defaults(parser, has_draft=True)
     add_draft_option(parser)
@@ -165,6 +172,7 @@ def execute(args: argparse.Namespace) -> int:
         idle = tuple(replace(adapter, scale=0.0) for adapter in options.runtime.lora)
         options = replace(options, runtime=replace(options.runtime, lora=idle))
     check_together(sampling, options)
+    _check_folders(args)
     keys = _read_keys(args)
     if args.host not in LOOPBACK and not keys:
         print_note(
@@ -193,6 +201,7 @@ def execute(args: argparse.Namespace) -> int:
             opened[0],
             prefix_ram_bytes=args.prefix_cache_ram,
             prefix_disk=args.prefix_cache_disk,
+            slot_folder=args.slot_save_path,
         )
         names = split_names(args.alias) or (model_name(options.model),)
         settings = ServerSettings(
@@ -262,6 +271,17 @@ def split_names(text: str | None) -> tuple[str, ...]:
     """The names of "one, two", each once."""
     names = (name.strip() for name in (text or "").split(","))
     return tuple(dict.fromkeys(name for name in names if name))
+
+
+def _check_folders(args: argparse.Namespace) -> None:
+    """Raises UsageError where clients could name the files of kept conversations."""
+    if args.slot_save_path is None or args.prefix_cache_disk is None:
+        return
+    if os.path.realpath(args.slot_save_path) == os.path.realpath(args.prefix_cache_disk[0]):
+        raise UsageError(
+            "--slot-save-path and --prefix-cache-disk need a folder each: clients name the files "
+            "of the former"
+        )
 
 
 def _read_keys(args: argparse.Namespace) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ from .segment import Segment
 from .segments import THINKING_BEGINS, THINKING_ENDS, AnswerParser
 from .served_adapters import ServedAdapters
 from .shared_runner import SharedRunner
+from .slots import Slots
 from .start_profile import profile_at_start
 from .tools import describe_tools, grammar_of_call, write_calls_as_text
 
@@ -139,21 +140,20 @@ class AnswerEngine:
         *,
         prefix_ram_bytes: int | None = None,
         prefix_disk: tuple[Path, int] | None = None,
+        slot_folder: Path | None = None,
     ) -> None:
         """``prefix_disk`` is a folder and the most bytes that it may hold.
 
-        A model of which nothing is known is profiled first. Raises ResourceError for a folder that
-        cannot be made.
+        ``slot_folder`` is where slots are saved by name; None: they are not. A model of which
+        nothing is known is profiled first. Raises ResourceError for a folder that cannot be made.
         """
         profile_at_start(opened)
-        disk = None
-        if prefix_disk is not None:
-            disk = PrefixDisk(
-                *prefix_disk, partial(plan_of_fingerprint, opened.plan, model=opened.model)
-            )
+        find_plan = partial(plan_of_fingerprint, opened.plan, model=opened.model)
+        disk = None if prefix_disk is None else PrefixDisk(*prefix_disk, find_plan)
         self.adapters = ServedAdapters(opened.adapters)
         self.scheduler = Scheduler()
         self.pool = ConversationPool(opened, self.scheduler, ram_bytes=prefix_ram_bytes, disk=disk)
+        self.slots = Slots(self.pool, slot_folder, find_plan)
         self.tokenizer = opened.model.tokenizer
         self.grammars = compiler_of(self.tokenizer, opened.plan.config.vocab_size)
 
@@ -227,6 +227,7 @@ class AnswerEngine:
             sampling.max_tokens,
             adapter_scales=scales,
             n_question=n_question,
+            slot=ticket.place,
             require=ticket.require,
         )
         with borrowed as conversation:
@@ -296,6 +297,8 @@ class AnswerEngine:
             finally:
                 ticket.attach(None)
                 stream.close()
+                is_named = request.place is not None
+                self.slots.note(ticket.place, conversation, is_named=is_named)
         is_called = bool(calls) and not calls[-1].is_cut
         reason = "tool_calls" if is_called else str(result.finish_reason)
         emit(Finished(reason, result.stats, stop_text, prompt.text))

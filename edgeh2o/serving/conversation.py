@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from .shared_draft import SharedProvider
 
 
+ANY_SLOT = -1
+
+
 class PrefillReport:
     """Who hears how far the prompt in progress is read: ``listener(done, total)``, or nobody.
 
@@ -53,6 +56,7 @@ class Conversation:
         self.session.cache.takes_less = False  # others go for its room, or it waits for them
         self.session.cache.open_context = open_context
         self.is_busy = True
+        self.slot = ANY_SLOT  # whose it is, where slots are saved by name
         self.expected_bytes = 0  # that it will hold when its request is done
         self.expected_tokens = 0  # of which it has memory for so many
         self.is_growing = False  # waits for memory for more
@@ -64,6 +68,17 @@ class Conversation:
         """None before its first prompt, and after one that did not fit."""
         runner = self.session.runner
         return runner if isinstance(runner, SharedRunner) else None
+
+    def is_taken_for(self, slot: int) -> bool:
+        """Whether a request at ``slot`` may only copy it: another has it, or another slot."""
+        return self.is_busy or self.slot not in (ANY_SLOT, slot)
+
+    def holds_same_as(self, other: Conversation) -> bool:
+        """Whether both have read the same tokens by the same adapters."""
+        ours, theirs = self.runner, other.runner
+        if ours is None or theirs is None or ours.token_ids != theirs.token_ids:
+            return False
+        return self.session.plan.adapter_scales == other.session.plan.adapter_scales
 
     @property
     def n_bytes(self) -> int:

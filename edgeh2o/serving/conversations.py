@@ -6,7 +6,9 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
 
 from ..engine.context_size import choose_context, context_limit, memory_cures, rotate_alike
 from ..engine.models import may_write_later
@@ -14,7 +16,7 @@ from ..engine.transcript import count_common
 from ..errors import EdgeH2OError, ResourceError
 from .api_error import PromptTooLongError
 from .call_grid import PromptShape
-from .conversation import Conversation
+from .conversation import ANY_SLOT, Conversation
 from .room import ConversationRoom, MakingRoomError
 from .scheduler import Scheduler
 from .shared_draft import share_draft
@@ -25,8 +27,10 @@ if TYPE_CHECKING:
     from ..engine.plan import RunPlan
     from ..engine.prompt import Prompt
     from ..engine.session import Session
-    from .prefix_disk import PrefixDisk, SavedPrefix
+    from .prefix_disk import PrefixDisk
+    from .saved_prefix import SavedPrefix
 
+T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
 # A prefix below this is read again rather than copied.
@@ -86,25 +90,23 @@ class ConversationPool:
         *,
         adapter_scales: tuple[float, ...] | None = None,
         n_question: int = 0,
+        slot: int = ANY_SLOT,
         require: Callable[[], None] = lambda: None,
     ) -> Iterator[Conversation]:
         """The conversation that ``prompt`` is best read in; its ``stream`` takes ``keep_cache``.
 
         Adapters count by ``adapter_scales``, None: as the model was opened. ``n_question`` of its
-        tokens may be asked anew. ``require`` raises once the request is not
-        wanted any more. Raises ApiError for a prompt that is too long, ResourceError for one that
-        does not fit in memory.
+        tokens may be asked anew. Of what another than ``slot`` keeps for itself it gets a copy.
+        ``require`` raises once the request is not wanted any more. Raises ApiError for a prompt
+        that is too long, ResourceError for one that does not fit in memory.
         """
         plan = self.plan if adapter_scales is None else self.plan.with_adapters(adapter_scales)
         chosen = None
         while chosen is None:
-            taken: Conversation | None = None
-            with suppress(MakingRoomError), self.room.lock:
-                taken, saved = self._choose(prompt, max_tokens, n_question, plan)
-            if taken is None:  # the frames of the error, which is gone, held conversations
-                self.room.wait()
-                require()
-            elif saved is None or self._load(taken, saved):
+            taken, saved = self._with_room(
+                lambda: self._choose(prompt, max_tokens, n_question, plan, slot), require
+            )
+            if saved is None or self._load(taken, saved):
                 chosen = taken
         if chosen.runner is not None:
             chosen.runner.expect_prompt(chosen.shape_of(prompt, n_question))
@@ -126,21 +128,82 @@ class ConversationPool:
     @contextmanager
     def reserve(self, n_bytes: int, require: Callable[[], None]) -> Iterator[None]:
         """Memory for something else than a conversation; ``require`` as ``borrow`` has it."""
-        kept: Conversation | None = None
-        while kept is None:
-            with suppress(MakingRoomError), self.room.lock:
-                self.room.make(n_bytes, None)
-                kept = Conversation(self.model, self.plan, self._opened)
-                kept.expect(0, n_bytes)
-                self.room.kept.append(kept)
-            if kept is None:
-                self.room.wait()
-                require()
+
+        def take() -> Conversation:
+            self.room.make(n_bytes, None)
+            kept = Conversation(self.model, self.plan, self._opened)
+            kept.expect(0, n_bytes)
+            self.room.kept.append(kept)
+            return kept
+
+        kept = self._with_room(take, require)
         try:
             yield
         finally:
             with self.room.lock:
                 self.room.give_back(kept)
+
+    @contextmanager
+    def hold(self, kept: Conversation, require: Callable[[], None]) -> Iterator[bool]:
+        """A kept conversation that nobody else has meanwhile; whether it is kept still.
+
+        ``require`` as ``borrow`` has it.
+        """
+
+        def take() -> bool:
+            if kept not in self.room.kept:
+                return False
+            if kept.is_busy:
+                raise MakingRoomError
+            kept.expect(0, kept.n_bytes)
+            return True
+
+        is_kept = self._with_room(take, require)
+        try:
+            yield is_kept
+        finally:
+            with self.room.lock:
+                if is_kept and kept in self.room.kept:
+                    self.room.give_back(kept)
+
+    def drop(self, kept: Conversation) -> None:
+        """Forgets one that the caller holds, on the disk too."""
+        runner, plan = kept.runner, kept.session.plan
+        if self.disk is not None and runner is not None:
+            token_ids = np.array(runner.token_ids, np.int32)
+            self.disk.remove_beginnings(token_ids, plan.adapter_scales)
+        with self.room.lock:
+            self.room.kept.remove(kept)
+        kept.session.close()
+
+    def take_in(self, saved: SavedPrefix, slot: int, require: Callable[[], None]) -> Conversation:
+        """A conversation of a session file, which is kept for ``slot`` from now on.
+
+        ``require`` as ``borrow`` has it. Raises as ``Session.load``.
+        """
+        plan = self.plan.with_adapters(saved.plan.adapter_scales)
+        n_tokens = len(saved.token_ids)
+        kept = self._with_room(lambda: self._new(n_tokens, 0, plan), require)
+        try:
+            kept.session.load(saved.path)
+        except BaseException:
+            with self.room.lock:
+                self.room.kept.remove(kept)
+            raise
+        with self.room.lock:
+            self.room.drop_like(kept, slot)
+            kept.slot = slot
+            self.room.give_back(kept)
+        return kept
+
+    def _with_room(self, take: Callable[[], T], require: Callable[[], None]) -> T:
+        """What ``take`` gives, with the lock of the room, once there is room for it."""
+        while True:
+            with suppress(MakingRoomError), self.room.lock:
+                return take()
+            # The frames of the error, which is gone, held conversations.
+            self.room.wait()
+            require()
 
     def may_grow(self, used: Conversation, require: Callable[[], None]) -> bool:
         """Whether an answer may have another token: memory holds it. Asked after every one.
@@ -169,7 +232,7 @@ class ConversationPool:
         self.room.close()
 
     def _choose(
-        self, prompt: Prompt, max_tokens: int, n_question: int, plan: RunPlan
+        self, prompt: Prompt, max_tokens: int, n_question: int, plan: RunPlan, slot: int
     ) -> tuple[Conversation, SavedPrefix | None]:
         """A conversation that is the caller's now, and the file to load into it first.
 
@@ -184,7 +247,7 @@ class ConversationPool:
         for each in self.room.kept:
             if each.session.plan.adapter_scales != plan.adapter_scales:
                 continue
-            n_usable, n_common = self._count_usable(each, prompt, n_question)
+            n_usable, n_common = self._count_usable(each, prompt, n_question, slot)
             if n_usable > n_best and each.session.cache.may_go_on(n_usable, n_tokens, context):
                 best, n_best, departs = each, n_usable, n_common
         if self.disk is not None:
@@ -204,12 +267,13 @@ class ConversationPool:
             if saved is not None:
                 return self._new(max(n_tokens, len(saved.token_ids)), max_tokens, plan), saved
         if best is not None and departs is not None:
-            self._log_departure(best, prompt, n_best, departs)
+            self._log_departure(best, prompt, n_best, departs, slot)
         if best is None or n_best < LEAST_PREFIX:
             return self._begin(n_tokens, max_tokens, plan), None
         runner = best.runner
         assert runner is not None
-        if not best.is_busy:
+        is_taken = best.is_taken_for(slot)
+        if not is_taken:
             n_lost = len(runner.token_ids) - n_best
             if n_lost <= MOST_LOST or not self._can_copy(runner, n_best):
                 expected = sum(self.room.estimate(n_tokens, max_tokens))
@@ -221,7 +285,7 @@ class ConversationPool:
             kept.session.begin_as(best.session, n_best, context, n_tokens)
         except (ResourceError, ValueError):
             self.room.kept.remove(kept)
-            if best.is_busy:
+            if is_taken:
                 return self._begin(n_tokens, max_tokens, plan), None
             best.expect(n_tokens, kept.expected_bytes)
             return best, None
@@ -241,18 +305,20 @@ class ConversationPool:
         _logger.info("%d tokens are taken from %s", len(saved.token_ids), saved.path)
         return True
 
-    def _count_usable(self, each: Conversation, prompt: Prompt, n_question: int) -> tuple[int, int]:
+    def _count_usable(
+        self, each: Conversation, prompt: Prompt, n_question: int, slot: int
+    ) -> tuple[int, int]:
         """Tokens of the prompt that need not be read again, and those that are alike."""
-        runner = each.runner
+        runner, is_taken = each.runner, each.is_taken_for(slot)
         if runner is None:
             return 0, 0
-        if each.is_busy and not runner.can_be_copied:
+        if is_taken and not runner.can_be_copied:
             return 0, 0
-        transcript = None if each.is_busy else each.session.transcript
+        transcript = None if is_taken else each.session.transcript
         ids = prompt.encode(transcript)
         n_common = count_common(runner.token_ids, ids)
         shape = PromptShape(len(ids), n_question)
-        if each.is_busy:
+        if is_taken:
             places = runner.places
             return runner.grid.last_mark(places.marks, n_common, shape, places), n_common
         runner.expect_prompt(shape)
@@ -297,13 +363,13 @@ class ConversationPool:
         return kept
 
     def _log_departure(
-        self, best: Conversation, prompt: Prompt, n_usable: int, n_common: int
+        self, best: Conversation, prompt: Prompt, n_usable: int, n_common: int, slot: int
     ) -> None:
         """Which token made the rest of a kept conversation useless: clients change the front."""
         runner = best.runner
         if runner is None or n_common >= len(runner.token_ids):
             return
-        ids = prompt.encode(None if best.is_busy else best.session.transcript)
+        ids = prompt.encode(None if best.is_taken_for(slot) else best.session.transcript)
         if n_common < len(ids):
             text = self.model.tokenizer.decode([int(ids[n_common])])
             _logger.info(

@@ -21,6 +21,7 @@ from .llama_server import describe_place, describe_server
 from .metrics import CONTENT_TYPE, Metrics
 from .requests import read_scales
 from .server_settings import ServerSettings
+from .slot_paths import SLOT_PATH, SlotActions
 
 if TYPE_CHECKING:
     from .answers import AnswerEngine
@@ -40,6 +41,7 @@ class Descriptions:
     ) -> None:
         self._engine, self._settings = engine, settings
         self._admission, self._metrics = admission, metrics
+        self._slot_actions = SlotActions(engine.slots, admission)
         self._started_at = int(time.time())
 
     def routes(self, guard: Callable[[Handler], Handler]) -> list[Route]:
@@ -51,7 +53,7 @@ class Descriptions:
             Route("/slots", guard(self._slots), methods=get),
             Route("/lora-adapters", guard(self._adapters), methods=get),
             Route("/lora-adapters", guard(self._set_adapters), methods=post),
-            Route("/slots/{place}", guard(self._refuse_slot), methods=post),
+            Route(SLOT_PATH, guard(self._slot_actions.act), methods=post),
         ]
         for prefix in ("", "/v1"):
             routes += [
@@ -110,15 +112,6 @@ class Descriptions:
         scales = read_scales(await read_array(request, "body"), "body")
         self._engine.adapters.set_scales(scales)
         return JSONResponse({"success": True})
-
-    async def _refuse_slot(self, _: Request) -> Response:
-        raise ApiError(
-            "slots are not saved, restored or erased: conversations are kept by themselves, and "
-            "every prompt goes on from what any of them has read; --prefix-cache-disk DIR,SIZE "
-            "keeps them over a restart",
-            status=501,
-            code="unsupported_endpoint",
-        )
 
     def _describe_model(self, name: str) -> dict[str, Any]:
         """The model, or an adapter, which clients may ask for as for a model."""

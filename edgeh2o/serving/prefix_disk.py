@@ -15,7 +15,6 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
@@ -23,21 +22,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..engine.session_file import peek_session
 from ..engine.transcript import count_common
 from ..errors import EdgeH2OError, FormatError, ResourceError
-from ..formats.atomic_file import make_folder
 from .call_grid import CallGrid, PromptShape
-from .saved_state import SavedPlaces, read_places
+from .saved_prefix import SavedPrefix, make_private_folder, peek_prefix
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..engine.plan import RunPlan
-    from ..engine.session_file import SessionHead
     from .conversation import Conversation
-
-    FindPlan = Callable[[Mapping[str, Any]], RunPlan | None]
+    from .saved_prefix import FindPlan
 
 _logger = logging.getLogger(__name__)
 
@@ -47,32 +41,17 @@ _NAME = re.compile(r"prefix-[0-9a-f]{32}\.session")
 _LOCK = ".lock"
 
 
-@dataclass(frozen=True, slots=True)
-class SavedPrefix:
-    """A file, and what it says that it holds."""
-
-    path: Path
-    token_ids: NDArray[np.int32]
-    saved: SavedPlaces
-    plan: RunPlan
-    context: int
-
-
 class PrefixDisk:
     """A folder of at most ``max_bytes``, with an index of the files for which there is a plan.
 
-    ``find_plan`` gives it by the fingerprint of a file: what that says of its model and of how it
-    was run, budgets included. What was read otherwise, or multiplied to another precision, would go
-    on otherwise. What cannot be read or written is a line in the log. Raises ResourceError for a
-    folder that cannot be made.
+    ``find_plan`` gives it by the fingerprint of a file (``peek_prefix``). What cannot be read or
+    written is a line in the log. Raises ResourceError for a folder that cannot be made.
     """
 
     def __init__(self, folder: Path, max_bytes: int, find_plan: FindPlan) -> None:
         self.folder, self.max_bytes = folder, max_bytes
         self._find_plan = find_plan
-        if not folder.is_dir():
-            make_folder(folder)
-            folder.chmod(0o700)  # conversations are private
+        make_private_folder(folder)
         self._lock = Lock()
         self._index: dict[str, SavedPrefix | None] = {}  # None: foreign, or not to be read
         self._seen_at = -1
@@ -168,6 +147,18 @@ class PrefixDisk:
         self.touch(path, conversation.idle_s)
         self._make_room(0, spared=path)
 
+    def remove_beginnings(
+        self, token_ids: NDArray[np.int32], adapter_scales: tuple[float, ...]
+    ) -> None:
+        """Removes the files that hold a beginning of ``token_ids``, or all of them."""
+        with self._lock:
+            self._refresh()
+            entries = [entry for entry in self._index.values() if entry is not None]
+        for entry in entries:
+            n_common = count_common(entry.token_ids, token_ids)
+            if n_common == len(entry.token_ids) and entry.plan.adapter_scales == adapter_scales:
+                self._remove(entry.path)
+
     def _make_room(self, n_bytes: int, spared: Path | None = None) -> None:
         """Removes the files used least lately until so many bytes more fit."""
         files = []
@@ -218,19 +209,10 @@ class PrefixDisk:
 
     def _peek(self, path: Path) -> SavedPrefix | None:
         try:
-            head = peek_session(path)
-            plan = self._find_plan(head.fingerprint)
-            if plan is None or not _is_of_precision(plan, head):
-                return None  # of another server
-            return SavedPrefix(path, head.token_ids, read_places(head.core), plan, head.context)
+            return peek_prefix(path, self._find_plan)
         except (EdgeH2OError, ValueError) as error:
             _logger.warning("a kept conversation is of no use: %s", error)
             return None
-
-
-def _is_of_precision(plan: RunPlan, head: SessionHead) -> bool:
-    """Whether a server would read the file's prompts as they were read. Older files do not say."""
-    return head.precision in (None, plan.rounding_for(head.context).precision)
 
 
 def _name_of(fingerprint: Mapping[str, Any], token_ids: NDArray[np.int32]) -> str:

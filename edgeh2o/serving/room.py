@@ -204,6 +204,13 @@ class ConversationRoom:
             self._leaving = oldest, self._writer.submit(self._write, oldest, self._disk)
         return True
 
+    def drop_like(self, kept: Conversation, slot: int) -> None:
+        """Lets those go that hold the same and that ``slot`` may take, with ``lock``."""
+        for each in [each for each in self.kept if not each.is_taken_for(slot)]:
+            if each.holds_same_as(kept):
+                self.kept.remove(each)
+                each.session.close()
+
     def _write(self, leaving: Conversation, disk: PrefixDisk) -> None:
         try:
             disk.save(leaving)

@@ -132,10 +132,11 @@ def server(start_server: StartServer) -> RunningServer:
 def open_engine(model: Path, **options: object) -> Iterator[AnswerEngine]:
     """The engine of a server in this process."""
     opened: list[Session] = []
-    ram, disk = options.pop("prefix_ram_bytes", None), options.pop("prefix_disk", None)
+    names = "prefix_ram_bytes", "prefix_disk", "slot_folder"
+    own = {name: options.pop(name) for name in names if name in options}
     options.setdefault("prefill", PrefillConfig(batch_size=256, chunk_size=64))
     with LLM(model, threads=1, check=opened.append, **options):  # type: ignore[arg-type]
-        engine = AnswerEngine(opened[0], prefix_ram_bytes=ram, prefix_disk=disk)  # type: ignore[arg-type]
+        engine = AnswerEngine(opened[0], **own)  # type: ignore[arg-type]
         try:
             yield engine
         finally:

@@ -202,7 +202,7 @@ def test_what_is_not_served_names_the_cure(server: RunningServer) -> None:
         *((path, "use another one for embeddings") for path in ("/embedding", "/v1/embeddings")),
         *((path, "use another one to rank") for path in ("/rerank", "/v1/reranking")),
         ("/props", "start it with other flags"),
-        ("/slots/0?action=save", "--prefix-cache-disk"),
+        ("/slots/0?action=save", "--slot-save-path"),
     ):
         reply = post(server, path, filename="slot.bin")
         assert (reply.status_code, reply.json()["error"]["code"]) == (501, "unsupported_endpoint")
