@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -23,7 +23,7 @@ from .anthropic_format import MessagesFormat
 from .anthropic_request import read_messages_request
 from .api_error import ANTHROPIC_PATH, ApiError
 from .descriptions import Descriptions, Handler
-from .event_flow import collect, end_all, end_work, finish_or_leave, format_stream, gather_all
+from .event_flow import collect, end_work, finish_or_leave, format_stream, join_events
 from .event_stream import HEARTBEAT_S, EventStream
 from .http_body import (
     AllowedHosts,
@@ -36,7 +36,7 @@ from .http_body import (
 from .infill import read_infill_request
 from .llama_server import CompletionFormat
 from .metrics import Metrics
-from .openai_format import ChatFormat, TextFormat, join_answers
+from .openai_format import ChatFormat, TextFormat, WholeObject
 from .page import page_response
 from .prompt_fields import MAX_PROMPTS
 from .requests import (
@@ -176,14 +176,14 @@ class _Server:
         # Nothing else of the body is kept while the request waits.
         fields, n = take_count(await read_body(request))
         wanted = repeat_request(read_chat_request(fields, self._settings.sampling), n)
-        forms = []
-        for each in wanted:
-            form = ChatFormat(self._name_for(each), include_usage=each.include_usage)
+        forms, whole = [], WholeObject(n)
+        for index, each in enumerate(wanted):
+            form = ChatFormat(self._name_for(each), whole, index, include_usage=each.include_usage)
             if fields.flag("verbose"):
-                form.verbose = self._bare_form(fields, each)
+                form.verbose = self._bare_form(fields, each, index)
             forms.append(form)
         del fields
-        return await self._respond_to_all(request, wanted, forms, n)
+        return await self._respond_to_all(request, wanted, forms, whole.join, n)
 
     async def _complete(self, request: Request) -> Response:
         fields, n = take_count(await read_body(request))
@@ -192,18 +192,19 @@ class _Server:
             raise ApiError(f"more than {MAX_PROMPTS} answers are wanted", param="n")
         wanted = [each for prompt in prompts for each in repeat_request(prompt, n)]
         del fields
-        usage = wanted[0].include_usage
-        forms = [TextFormat(self._name_for(each), include_usage=usage) for each in wanted]
-        return await self._respond_to_all(request, wanted, forms, n)
+        usage, whole = wanted[0].include_usage, WholeObject(len(wanted), n)
+        forms = [
+            TextFormat(self._name_for(each), whole, index, include_usage=usage)
+            for index, each in enumerate(wanted)
+        ]
+        return await self._respond_to_all(request, wanted, forms, whole.join, n)
 
     async def _complete_bare(self, request: Request) -> Response:
         fields = await read_body(request)
         wanted = read_completion_requests(fields, self._settings.sampling)
         forms = [self._bare_form(fields, each, index) for index, each in enumerate(wanted)]
         del fields
-        if len(wanted) == 1:
-            return await self._respond(request, wanted[0], forms[0])
-        return JSONResponse(await self._answer_all(request, wanted, forms))
+        return await self._respond_to_all(request, wanted, forms, list)
 
     def _bare_form(
         self, fields: Fields, wanted: GenerationRequest, index: int = 0
@@ -261,16 +262,33 @@ class _Server:
     async def _respond(
         self, request: Request, wanted: GenerationRequest, form: AnswerFormat
     ) -> Response:
-        """A stream's first event is awaited for a while, so that refusals have a status."""
-        events = self._events(request, wanted, form)
-        if not wanted.stream:
-            work = asyncio.ensure_future(collect(events))
+        """An answer."""
+        return await self._respond_to_all(request, [wanted], [form], list)
+
+    async def _respond_to_all(
+        self,
+        request: Request,
+        wanted: Sequence[GenerationRequest],
+        forms: Sequence[AnswerFormat],
+        join: Callable[[Sequence[Chunk]], object],
+        n_of_prompt: int = 1,
+    ) -> Response:
+        """An answer, or several, of which ``join`` makes one object; as many at once as may be.
+
+        A stream's first event is awaited for a while, so that refusals have a status.
+        """
+        answers = [self._events(request, *each) for each in zip(wanted, forms, strict=True)]
+        n_at_once = self._settings.parallel
+        events = join_events(answers, n_of_prompt=n_of_prompt, n_at_once=n_at_once)
+        if not wanted[0].stream:
+            work = asyncio.ensure_future(collect(events, len(forms)))
             try:
                 await finish_or_leave(request, work)
-                pieces, finished = work.result()
+                told = zip(forms, work.result(), strict=True)
             finally:
                 await end_work(work, events)
-            return JSONResponse(form.whole(pieces, finished))
+            said = [form.whole(*answer) for form, answer in told]
+            return JSONResponse(said[0] if len(said) == 1 else join(said))
         first = asyncio.ensure_future(anext(events))
         try:
             await finish_or_leave(request, first, timeout_s=HEARTBEAT_S)
@@ -279,52 +297,8 @@ class _Server:
         except BaseException:
             await end_work(first, events)
             raise
-        chunks = format_stream(form, first, events, wanted)
-        return EventStream(form, chunks, lambda: end_work(first, events))
-
-    async def _respond_to_all(
-        self,
-        request: Request,
-        wanted: Sequence[GenerationRequest],
-        forms: Sequence[AnswerFormat],
-        n_of_prompt: int,
-    ) -> Response:
-        """An answer, or several as choices of one object of OpenAI's."""
-        if len(wanted) == 1:
-            return await self._respond(request, wanted[0], forms[0])
-        answers = await self._answer_all(request, wanted, forms, n_of_prompt)
-        return JSONResponse(join_answers(answers, n_of_prompt))
-
-    async def _answer_all(
-        self,
-        request: Request,
-        wanted: Sequence[GenerationRequest],
-        forms: Sequence[AnswerFormat],
-        n_of_prompt: int = 1,
-    ) -> list[Chunk]:
-        """Several answers of one body: as many at once as there are places, all or none.
-
-        Those of a prompt follow each other in ``wanted``; the first is written alone, and its
-        prompt is not read again for the others.
-        """
-        places = asyncio.Semaphore(self._settings.parallel)
-
-        async def answer(each: GenerationRequest, form: AnswerFormat) -> Chunk:
-            async with places, aclosing(self._events(request, each, form)) as events:
-                return form.whole(*await collect(events))
-
-        async def answer_prompt(first: int) -> list[Chunk]:
-            said = [await answer(wanted[first], forms[first])]
-            rest = range(first + 1, first + n_of_prompt)
-            return said + await gather_all([answer(wanted[i], forms[i]) for i in rest])
-
-        prompts = range(0, len(wanted), n_of_prompt)
-        work = asyncio.ensure_future(gather_all([answer_prompt(first) for first in prompts]))
-        try:
-            await finish_or_leave(request, work)
-            return [each for said in work.result() for each in said]
-        finally:
-            await end_all(work)
+        chunks = format_stream(forms, first, events, wanted[0])
+        return EventStream(forms[0], chunks, lambda: end_work(first, events))
 
     async def _events(
         self, request: Request, wanted: GenerationRequest, form: AnswerFormat

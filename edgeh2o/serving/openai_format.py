@@ -8,18 +8,55 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from math import isnan
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
 from .answer_format import AnswerFormat, Chunk, describe_progress, timings
 from .answers import Finished, Piece, Progress, TokenRecord, usage_of
 from .segment import Segment
 
+if TYPE_CHECKING:
+    from ..engine.stats import GenerationStats
+
 _COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 
 
+class WholeObject:
+    """What the answers to one request have in common, of which each is a choice.
+
+    Those of a prompt follow each other, ``n_of_prompt`` (default: all), and it counts once in the
+    usage.
+    """
+
+    def __init__(self, n_answers: int = 1, n_of_prompt: int | None = None) -> None:
+        self.n_answers, self._n_of_prompt = n_answers, n_of_prompt or n_answers
+        self.number = secrets.token_hex(12)
+        self.created = int(time.time())
+        self._usages: dict[int, Mapping[str, Any]] = {}
+
+    def add_usage(self, index: int, stats: GenerationStats) -> Mapping[str, Any] | None:
+        """What all have cost, once the last of them is known."""
+        self._usages[index] = usage_of(stats)
+        return self._usage() if len(self._usages) == self.n_answers else None
+
+    def _usage(self) -> Mapping[str, Any]:
+        usages = [self._usages[index] for index in range(self.n_answers)]
+        firsts = usages[:: self._n_of_prompt]
+        n_read = sum(each["prompt_tokens"] for each in firsts)
+        n_written = sum(each["completion_tokens"] for each in usages)
+        usage = dict(zip(_COUNTS, (n_read, n_written, n_read + n_written), strict=True))
+        cached = sum(each["prompt_tokens_details"]["cached_tokens"] for each in firsts)
+        return usage | {"prompt_tokens_details": {"cached_tokens": cached}}
+
+    def join(self, answers: Sequence[Chunk]) -> Chunk:
+        """One object of those of all, which were told whole."""
+        said = {name: value for name, value in answers[0].items() if name != "timings"}
+        choices = [choice for each in answers for choice in each["choices"]]
+        return said | {"choices": choices, "usage": self._usage()}
+
+
 class _OpenAIFormat(AnswerFormat):
-    """One answer: its id and time, and what has been said of it so far.
+    """One answer: the ``index``-th choice ``of`` an object, and what has been said of it so far.
 
     ``verbose`` says the same as llama-server's own interface does, for whoever looks for errors.
     """
@@ -29,17 +66,22 @@ class _OpenAIFormat(AnswerFormat):
     whole_object: str
     chunk_object: str
 
-    def __init__(self, model: str, *, include_usage: bool = False) -> None:
-        self._id = f"{self.prefix}-{secrets.token_hex(12)}"
-        self._created = int(time.time())
-        self._model = model
+    def __init__(
+        self,
+        model: str,
+        of: WholeObject | None = None,
+        index: int = 0,
+        *,
+        include_usage: bool = False,
+    ) -> None:
+        self._model, self._of, self._index = model, of or WholeObject(), index
         self._include_usage = include_usage
 
     def _envelope(self, kind: str, choices: list[Any]) -> Chunk:
         return {
-            "id": self._id,
+            "id": f"{self.prefix}-{self._of.number}",
             "object": kind,
-            "created": self._created,
+            "created": self._of.created,
             "model": self._model,
             "system_fingerprint": f"edgeh2o-{__version__}",
             "choices": choices,
@@ -59,8 +101,20 @@ class _OpenAIFormat(AnswerFormat):
         cost = {"timings": timings(finished.stats)}
         more = {} if self.verbose is None else {"__verbose": next(self.verbose.end(finished))}
         yield self.chunk(self._last_choice(finished.finish_reason)) | cost | more
-        if self._include_usage:
-            yield self.chunk(None) | {"usage": usage_of(finished.stats)} | cost
+        usage = self._of.add_usage(self._index, finished.stats)
+        if self._include_usage and usage is not None:  # the times are those of one answer
+            is_alone = self._of.n_answers == 1
+            yield self.chunk(None) | {"usage": usage} | (cost if is_alone else {})
+
+    def _choice(
+        self,
+        *,
+        logprobs: Mapping[str, Any] | None = None,
+        finish_reason: str | None = None,
+        **content: Any,
+    ) -> dict[str, Any]:
+        said = {"index": self._index, **content}
+        return said | {"logprobs": logprobs, "finish_reason": finish_reason}
 
     @abstractmethod
     def _last_choice(self, finish_reason: str) -> Mapping[str, Any]: ...
@@ -70,7 +124,7 @@ class _OpenAIFormat(AnswerFormat):
         records = [piece.record for piece in pieces if piece.record is not None]
         choice = self._whole_choice(segments, records, finished.finish_reason)
         said = self._envelope(self.whole_object, [choice]) | {
-            "usage": usage_of(finished.stats),
+            "usage": self._of.add_usage(self._index, finished.stats),
             "timings": timings(finished.stats),
         }
         if self.verbose is not None:
@@ -88,21 +142,21 @@ class ChatFormat(_OpenAIFormat):
 
     prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, model: str, *, include_usage: bool = False) -> None:
-        super().__init__(model, include_usage=include_usage)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._n_calls = 0
 
     def begin(self) -> Iterator[Chunk]:
-        yield self.chunk(_choice(delta={"role": "assistant", "content": ""}))
+        yield self.chunk(self._choice(delta={"role": "assistant", "content": ""}))
 
     def pieces(self, piece: Piece) -> Iterator[Chunk]:
         logprobs = _chat_logprobs([piece.record]) if piece.record is not None else None
         for segment in piece.segments:
             for delta in self._deltas(segment):
-                yield self.chunk(_choice(delta=delta, logprobs=logprobs))
+                yield self.chunk(self._choice(delta=delta, logprobs=logprobs))
                 logprobs = None
         if logprobs is not None:  # of a token whose text is not certain yet
-            yield self.chunk(_choice(delta={"content": ""}, logprobs=logprobs))
+            yield self.chunk(self._choice(delta={"content": ""}, logprobs=logprobs))
 
     def _deltas(self, segment: Segment) -> Iterator[dict[str, Any]]:
         if segment.call is None:
@@ -117,7 +171,7 @@ class ChatFormat(_OpenAIFormat):
         yield {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
 
     def _last_choice(self, finish_reason: str) -> Mapping[str, Any]:
-        return _choice(delta={}, finish_reason=finish_reason)
+        return self._choice(delta={}, finish_reason=finish_reason)
 
     def _whole_choice(
         self, segments: Sequence[Segment], records: Sequence[TokenRecord], finish_reason: str
@@ -130,7 +184,7 @@ class ChatFormat(_OpenAIFormat):
         if calls:
             message["tool_calls"] = calls
             message["content"] = text.strip() or None
-        return _choice(
+        return self._choice(
             message=message,
             logprobs=_chat_logprobs(records) if records else None,
             finish_reason=finish_reason,
@@ -142,8 +196,8 @@ class TextFormat(_OpenAIFormat):
 
     prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, model: str, *, include_usage: bool = False) -> None:
-        super().__init__(model, include_usage=include_usage)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._n_characters = 0
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")  # as that of the text
 
@@ -151,16 +205,18 @@ class TextFormat(_OpenAIFormat):
         text = _join(piece.segments, "text")
         records = [piece.record] if piece.record is not None else []
         if text or records:
-            yield self.chunk(_choice(text=text, logprobs=self._logprobs(records)))
+            yield self.chunk(self._choice(text=text, logprobs=self._logprobs(records)))
 
     def _last_choice(self, finish_reason: str) -> Mapping[str, Any]:
-        return _choice(text="", finish_reason=finish_reason)
+        return self._choice(text="", finish_reason=finish_reason)
 
     def _whole_choice(
         self, segments: Sequence[Segment], records: Sequence[TokenRecord], finish_reason: str
     ) -> Mapping[str, Any]:
         text = _join(segments, "text")
-        return _choice(text=text, logprobs=self._logprobs(records), finish_reason=finish_reason)
+        return self._choice(
+            text=text, logprobs=self._logprobs(records), finish_reason=finish_reason
+        )
 
     def _logprobs(self, records: Sequence[TokenRecord]) -> dict[str, Any] | None:
         if not records:
@@ -179,31 +235,6 @@ class TextFormat(_OpenAIFormat):
             ],
             "text_offset": offsets,
         }
-
-
-def join_answers(answers: Sequence[Chunk], n_of_prompt: int = 1) -> Chunk:
-    """One object of those of several prompts, each with as many; the usage is that of all.
-
-    A prompt with several answers counts once.
-    """
-    choices = [choice for each in answers for choice in each["choices"]]
-    usages = [each["usage"] for each in answers]
-    firsts = usages[::n_of_prompt]
-    n_read = sum(each["prompt_tokens"] for each in firsts)
-    n_written = sum(each["completion_tokens"] for each in usages)
-    usage = dict(zip(_COUNTS, (n_read, n_written, n_read + n_written), strict=True))
-    cached = sum(each["prompt_tokens_details"]["cached_tokens"] for each in firsts)
-    return {
-        **{name: value for name, value in answers[0].items() if name != "timings"},
-        "choices": [{**choice, "index": i} for i, choice in enumerate(choices)],
-        "usage": usage | {"prompt_tokens_details": {"cached_tokens": cached}},
-    }
-
-
-def _choice(
-    *, logprobs: Mapping[str, Any] | None = None, finish_reason: str | None = None, **content: Any
-) -> dict[str, Any]:
-    return {"index": 0, **content, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
 def _join(segments: Sequence[Segment], kind: str) -> str:

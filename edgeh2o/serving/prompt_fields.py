@@ -34,8 +34,6 @@ def read_prompts(fields: Fields) -> list[TextPrompt]:
         return [_read_prompt(fields, given)]
     if len(given) > MAX_PROMPTS:
         raise ApiError(f"'prompt' has more than {MAX_PROMPTS} prompts", param="prompt")
-    if len(given) > 1 and fields.flag("stream"):
-        raise ApiError("a stream has one prompt; send a request for each", param="stream")
     return [_read_prompt(fields, each) for each in given] or [_read_prompt(fields, given)]
 
 

@@ -127,8 +127,6 @@ def make_chat_request(
 def take_count(fields: Fields) -> tuple[Fields, int]:
     """How many answers are wanted, and the other fields. Raises ApiError."""
     n = fields.integer("n", 1, MAX_ANSWERS, 1) or 1
-    if n > 1 and fields.flag("stream"):
-        raise ApiError("a stream has one answer; send a request for each", param="n")
     return fields.without("n"), n
 
 

@@ -48,7 +48,6 @@ def test_what_is_wrong_with_one_of_several_is_said(client: openai.OpenAI) -> Non
     refuse("must not be empty", prompt=["the hen", ""])
     refuse("one array of token ids", prompt=[[1, 2], [1.5]])
     refuse("more than 256 prompts", prompt=["x"] * 257)
-    refuse("a stream has one prompt", prompt=["x", "y"], stream=True)
     refuse("maximum context length", prompt=[[5] * 4, [5] * 9000])
 
 

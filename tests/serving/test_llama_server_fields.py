@@ -41,8 +41,11 @@ def test_prompts_are_texts_ids_both_or_objects(server: RunningServer) -> None:
     for wrong in (picture, {}, {"prompt_string": 1}, [[]], [""], ["", ""], [1, None], [1.5], None):
         reply = post(server, "/completion", prompt=wrong)
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "prompt"), wrong
-    reply = post(server, "/completion", prompt=["a", "b"], stream=True)
-    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "stream")
+    chunks = completion(server, prompt=alike, stream=True)
+    for i in range(4):
+        own = [chunk for chunk in chunks if chunk["index"] == i]
+        assert [token for chunk in own for token in chunk["tokens"]] == one["tokens"]
+        assert [chunk["stop"] for chunk in own].index(True) == len(own) - 1
 
 
 def test_only_the_named_fields_are_said(server: RunningServer) -> None:
