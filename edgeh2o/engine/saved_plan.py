@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from .models import DescribedModel
     from .plan import RunPlan
 
+SCALES = "lora"  # in a fingerprint: what adapters count, which is part of its "model" too
+
 
 def fingerprint_of(plan: RunPlan, model: DescribedModel) -> Mapping[str, Any]:
     """What a session file must agree with: the model and, budgets included, how it is run."""
@@ -29,7 +31,7 @@ def fingerprint_of(plan: RunPlan, model: DescribedModel) -> Mapping[str, Any]:
     return {
         "model": fingerprint_at(model, plan.adapter_scales),
         **({"rope": rope} if rope else {}),
-        **({"lora": list(plan.adapter_scales)} if _has_other_scales(plan) else {}),
+        **({SCALES: list(plan.adapter_scales)} if plan.adapter_scales else {}),
         **({"keys": "balanced"} if is_balanced else {}),
         "attention": plan.attention.to_dict(),
         "chunk_size": plan.chunk_size,
@@ -37,10 +39,11 @@ def fingerprint_of(plan: RunPlan, model: DescribedModel) -> Mapping[str, Any]:
     }
 
 
-def _has_other_scales(plan: RunPlan) -> bool:
-    """Whether adapters count otherwise than the model was opened with."""
-    config = plan.config
-    return isinstance(config, DecoderConfig) and plan.adapter_scales != config.adapter_scales
+def is_alike(saved: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
+    """Whether two fingerprints, as they come out of files, are of the same model and run."""
+    names = (saved.keys() | current.keys()) - {SCALES}
+    no_value = object()
+    return all(saved.get(name, no_value) == current.get(name) for name in names)
 
 
 def plan_as_saved(plan: RunPlan, saved: Mapping[str, Any]) -> RunPlan:
@@ -95,14 +98,17 @@ def plan_of_fingerprint(
         plans = [replace(each, attention=each.attention.decoding_from(least)) for each in plans]
     for each in plans:
         # As it comes out of a file.
-        if json.loads(json.dumps(fingerprint_of(each, model))) == saved:
+        if is_alike(json.loads(json.dumps(fingerprint_of(each, model))), saved):
             return each
     return None
 
 
 def _with_saved_adapters(plan: RunPlan, saved: Mapping[str, Any]) -> RunPlan:
-    """The plan with the scales of adapters that a fingerprint names, if there are as many."""
-    scales = saved.get("lora")
+    """The plan with the scales of adapters that a fingerprint names, if there are as many.
+
+    Older files name none where they were those of the flags.
+    """
+    scales = saved.get(SCALES)
     if not isinstance(scales, list) or not all(type(scale) is float for scale in scales):
         return plan
     if len(scales) != len(plan.adapter_scales):

@@ -30,6 +30,7 @@ from ..errors import FormatError, ResourceError, UsageError
 from ..formats.atomic_file import replacing
 from ..runners.base import Runner, RunnerState
 from .context_size import choose_context, rotate_alike
+from .saved_plan import SCALES, is_alike
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,7 +44,7 @@ DIGEST_BYTES = 32
 _PREFIX = struct.Struct("<8sII")
 _BLOCK_BYTES = 2**20
 _SIZES = ("token_bytes", "document_bytes", "core_bytes", "logit_bytes", "row_bytes")
-_OPTIONAL = {"rope", "keys", "lora"}  # of a fingerprint
+_OPTIONAL = {"rope", "keys", SCALES}  # of a fingerprint
 _OTHER_FILE = "name another file with --session"
 _CURE = f"delete it, or {_OTHER_FILE}"
 
@@ -312,11 +313,16 @@ def _check_fingerprint(path: Path, saved: object, current: Mapping[str, Any]) ->
         raise _damaged(path, "its header lacks the fingerprint")
     unset: dict[str, Any] = dict.fromkeys(_OPTIONAL)
     then_all, now_all = unset | saved, unset | json.loads(json.dumps(current))
+    if is_alike(then_all, now_all):
+        return
+    is_other_model = then_all["model"] != now_all["model"]
     for name, value in now_all.items():
-        if then_all[name] != value:
+        if then_all[name] != value and (name != SCALES or is_other_model):
             what = "another model file"
             if name != "model":
-                name, then, now = _first_difference(name, then_all[name], value)
+                then, now = then_all[name], value
+                if name != SCALES:
+                    name, then, now = _first_difference(name, then, now)
                 what = f"{name} {_shorten(then)}; this run has {_shorten(now)}"
             raise UsageError(
                 f"the session file {path} was made with {what}; "

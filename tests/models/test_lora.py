@@ -136,7 +136,7 @@ def test_an_answer_and_a_session_file(model: Path, tmp_path: Path) -> None:
         assert llm.model.weight_bytes > weight_bytes
         llm.generate("the cat sat", GREEDY, keep_cache=True)
         llm.save_session(tmp_path / "session")
-    with LLM(model) as llm, pytest.raises(EdgeH2OError, match="another model"):
+    with LLM(model) as llm, pytest.raises(EdgeH2OError, match="made with lora"):
         llm.load_session(tmp_path / "session")
 
 
@@ -164,7 +164,12 @@ def test_prompts_say_what_adapters_count(model: Path, tmp_path: Path) -> None:
         llm.load_session(tmp_path / "session")
         result = llm.generate(prompt, GREEDY, keep_cache=True, logprobs=True, lora={0: 1})
         assert result.stats.cached_tokens > 0 and result.logprobs == expected[0]
-    for others in ([], [files[0]], [(files[0], 0.5), (files[1], 0.5), files[1]]):
+    for alike in ([files[0]], [files[0], (files[1], 0)]):  # one of scale 0 counts nothing
+        with LLM(model, lora=alike) as llm:
+            llm.load_session(tmp_path / "session")
+            result = llm.generate(prompt, GREEDY, keep_cache=True, logprobs=True)
+            assert result.stats.cached_tokens > 0 and result.logprobs == expected[0]
+    for others in ([], [(files[0], 0.5), (files[1], 0.5), files[1]]):
         with LLM(model, lora=others) as llm, pytest.raises(UsageError, match="made with lora"):
             llm.load_session(tmp_path / "session")
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,46 @@ def test_what_is_on_the_disk_too(
     other = options | {"lora": list(reversed(adapters))}
     with open_engine(serving_model, **other) as engine:
         assert answer(engine, request_of(prompt, lora={0: 1.0})).stats.cached_tokens == 0
+
+
+def test_other_flags_go_on_from_what_the_disk_has_of_their_scales(
+    serving_model: Path, adapters: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """What was read by the scales of the flags, too, as long as a request has them."""
+    prompt = tokens_of(600, seed=2)
+    flags = ((1.0, 0.5), (0.0, 0.0), (0.25, 1.0))
+    read = []
+    for scales in flags:
+        lora = list(zip(adapters, scales, strict=True))
+        options: Any = {"lora": lora, "prefix_disk": (tmp_path, SIZE), "prefix_ram_bytes": 0}
+        with open_engine(serving_model, **options) as engine:
+            for before in (*flags[: len(read)], scales):
+                got = answer(engine, request_of(prompt, lora=dict(enumerate(before))))
+                is_known = len(read) > flags.index(before)
+                assert got.stats.cached_tokens == (600 if is_known else 0)
+                if is_known:
+                    assert got.logprobs == read[flags.index(before)]
+        read.append(got.logprobs)
+
+
+def test_older_files_do_not_say_the_scales_of_their_flags(
+    serving_model: Path, adapters: tuple[Path, Path], tmp_path: Path
+) -> None:
+    prompt = tokens_of(600, seed=2)
+    options: Any = {"lora": [(adapters[0], 0.5), adapters[1]], "prefix_disk": (tmp_path, SIZE)}
+    with open_engine(serving_model, **options) as engine:
+        first = answer(engine, request_of(prompt))
+    (path,) = tmp_path.glob("prefix-*.session")
+    data = path.read_bytes()
+    n_bytes = int.from_bytes(data[12:16], "little")
+    header = json.loads(data[16 : 16 + n_bytes])
+    assert header["fingerprint"].pop("lora") == [0.5, 1.0]
+    text = json.dumps(header).encode()
+    body = data[:12] + len(text).to_bytes(4, "little") + text + data[16 + n_bytes : -32]
+    path.write_bytes(body + blake2b(body, digest_size=32).digest())
+    with open_engine(serving_model, **options) as engine:
+        got = answer(engine, request_of(prompt))
+    assert got.stats.cached_tokens == 600 and got.logprobs == first.logprobs
 
 
 def test_echoed_prompts_are_scored_by_the_same_adapters(

@@ -21,6 +21,7 @@ from tests.serving.conftest import SMALL_CALLS, RunningServer, StartServer, open
 from tests.serving.fetching import Reply, ask, fetch
 
 JSON = {"content-type": "application/json"}
+FLAGS = (*SMALL_CALLS, "--attention", "dense", "--slot-save-path")  # whatever profiles say
 FRANCE, GERMANY = ("the hens of the land of " + name for name in ("france " * 30, "germany " * 30))
 
 
@@ -40,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def saving(start_server: StartServer, folder: Path) -> RunningServer:
-    return start_server(*SMALL_CALLS, "--slot-save-path", str(folder))
+    return start_server(*FLAGS, str(folder))
 
 
 def test_a_slot_goes_on_from_its_file_after_a_restart(
@@ -53,7 +54,7 @@ def test_a_slot_goes_on_from_its_file_after_a_restart(
     assert saved["n_saved"] == first["tokens_evaluated"] + 3  # the last one was not read
     assert saved["n_written"] == (folder / "one slot.bin").stat().st_size
     assert saved["timings"]["save_ms"] > 0
-    other = start_server(*SMALL_CALLS, "--slot-save-path", str(folder))
+    other = start_server(*FLAGS, str(folder))
     restored = act(other, 2, "restore", filename="one slot.bin").json()
     assert (restored["id_slot"], restored["filename"]) == (2, "one slot.bin")
     assert restored["n_restored"] == saved["n_saved"]
