@@ -41,7 +41,7 @@ DESCRIPTION = (
 EXAMPLES = """\
   edgeh2o serve model.gguf
   edgeh2o serve model.gguf -c 16384 --host 0.0.0.0 --api-key-file key.txt"""
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_HOST = "127.0.0.1"
 _PACKAGES = ("starlette", "uvicorn", "prometheus_client", "llguidance")
 _CONTEXT_FULL_HELP = (
     "once prompt and answer fill the context: stop; or shift: go on with the beginning of the "
@@ -70,7 +70,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     group = parser.add_argument_group("server")
     group.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default: this machine alone)"
+        "--host",
+        action="append",
+        metavar="HOST",
+        help="address to listen on, several with commas between them, or a path that ends in .sock "
+        f"for a UNIX socket; may be given several times (default: {_HOST}, this machine alone)",
     )
     group.add_argument("--port", type=int, default=8080, metavar="N", help="(default: 8080)")
     group.add_argument(
@@ -174,23 +178,28 @@ def execute(args: argparse.Namespace) -> int:
     check_together(sampling, options)
     _check_folders(args)
     keys = _read_keys(args)
-    if args.host not in LOOPBACK and not keys:
-        print_note(
-            f"edgeh2o: warning: everybody who reaches {args.host} can use the model; set "
-            "EDGEH2O_API_KEY"
-        )
+    hosts = split_names(",".join(args.host or (_HOST,)))
+    if not hosts:
+        raise UsageError("--host is empty; leave it out, or name an address")
 
     from ..serving.answers import AnswerEngine
     from ..serving.app import make_app
+    from ..serving.listening import LOOPBACK, address_of, is_path, is_reachable, open_sockets
     from ..serving.loading_notice import LoadingNotice
-    from ..serving.server import open_socket, run_server
+    from ..serving.server import run_server
     from ..serving.server_settings import ServerSettings
 
     logging.getLogger("edgeh2o.serving").setLevel(logging.INFO if args.verbose else logging.WARNING)
-    listening = open_socket(args.host, args.port)  # before the weights are read
+    reachable = [host for host in hosts if is_reachable(host)]
+    if reachable and not keys:
+        print_note(
+            f"edgeh2o: warning: everybody who reaches {', '.join(reachable)} can use the model; "
+            "set EDGEH2O_API_KEY"
+        )
     opened: list[Session] = []
     template = read_template(args)
-    with listening, ExitStack() as stack:
+    # Before the weights are read.
+    with open_sockets(hosts, args.port) as listening, ExitStack() as stack:
         loading = stack.enter_context(ExitStack())
         loading.enter_context(LoadingNotice(listening))
         _, bars = stack.enter_context(open_model(options, check=opened.append, **template))
@@ -211,18 +220,21 @@ def execute(args: argparse.Namespace) -> int:
             tags=split_names(args.tags),
             api_keys=keys,
             cors_origins=split_names(",".join(args.cors or ())),
-            allowed_hosts=(*LOOPBACK, "[::1]") if args.host in LOOPBACK else None,
+            # No page of the web reaches a UNIX socket.
+            allowed_hosts=None if reachable or all(map(is_path, hosts)) else (*LOOPBACK, "[::1]"),
             parallel=args.parallel,
             max_queue=args.max_queue,
             timeout_s=args.timeout,
             sampling=sampling,
         )
-        host = f"[{args.host}]" if ":" in args.host else args.host
-        address = f"http://{host}:{listening.getsockname()[1]}"
+        pairs = zip(hosts, listening, strict=True)
+        addresses = [f"{address_of(*pair)}{'' if is_path(pair[0]) else '/v1'}" for pair in pairs]
 
         def announce() -> None:
             if not args.quiet:
-                print_note(f"serving {settings.model_name} at {address}/v1 (Ctrl-C ends)")
+                print_note(
+                    f"serving {settings.model_name} at {' and '.join(addresses)} (Ctrl-C ends)"
+                )
 
         app = make_app(engine, settings)
         loading.close()

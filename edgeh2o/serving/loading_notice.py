@@ -1,10 +1,11 @@
-"""Says "not yet" on the socket of a server whose model is still being loaded."""
+"""Says "not yet" on the sockets of a server whose model is still being loaded."""
 
 from __future__ import annotations
 
 import json
 import select
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from threading import Thread
 from time import monotonic
@@ -21,20 +22,21 @@ _MOST_READ = 64 * 2**10
 
 
 class LoadingNotice:
-    """A context in which every request on a listening socket gets a 503, by a thread of its own.
+    """A context in which every request on listening sockets gets a 503, by a thread of its own.
 
     Health checks and clients then know that the server is there; without it they would wait in the
-    socket's queue, which takes their requests and says nothing. What is in the queue at the end is
+    queue of a socket, which takes their requests and says nothing. What is in a queue at the end is
     left to whoever serves the socket next.
     """
 
-    def __init__(self, listening: socket.socket) -> None:
-        self._listening = listening
+    def __init__(self, listening: Sequence[socket.socket]) -> None:
+        self._listening = list(listening)
         self._ending, self._end = socket.socketpair()
         self._thread = Thread(target=self._run, name="edgeh2o-loading", daemon=True)
 
     def __enter__(self) -> Self:
-        self._listening.setblocking(False)  # a client may have gone when it is accepted
+        for each in self._listening:
+            each.setblocking(False)  # a client may have gone when it is accepted
         self._thread.start()
         return self
 
@@ -45,11 +47,11 @@ class LoadingNotice:
 
     def _run(self) -> None:
         while True:
-            ready, _, _ = select.select([self._listening, self._ending], [], [])
+            ready, _, _ = select.select([*self._listening, self._ending], [], [])
             if self._ending in ready:
                 return
             with suppress(OSError):  # of a client that has gone
-                connection, _ = self._listening.accept()
+                connection, _ = ready[0].accept()
                 with connection:
                     self._answer(connection)
 

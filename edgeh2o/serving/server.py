@@ -6,13 +6,12 @@ import asyncio
 import signal
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import uvicorn
 
-from ..errors import ResourceError
 from .app import DRAIN_S
 from .timed_protocol import TimedProtocol
 
@@ -21,48 +20,15 @@ if TYPE_CHECKING:
 
 MAX_CONNECTIONS = 256
 KEEP_ALIVE_S = 20
-# Of a client that neither takes what it is sent nor answers the kernel's probes.
-SILENCE_S = 60
 _TOLD_S = 2.0  # in which requests that are given up end
 MAX_HEADER_BYTES = 32 * 2**10
 
 
-def open_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 takes a free one. Raises ResourceError if it cannot be had."""
-    try:
-        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = infos[0]
-        opened = socket.socket(family, kind, protocol)
-        try:
-            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            _end_dead_connections(opened)
-            opened.bind(address)
-            opened.listen(128)
-        except BaseException:
-            opened.close()
-            raise
-    except OSError as error:
-        raise ResourceError(
-            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another "
-            "one by --host and --port"
-        ) from None
-    return opened
-
-
-def _end_dead_connections(listening: socket.socket) -> None:
-    """Connections that it accepts end if the client is gone without a word, or reads nothing."""
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", SILENCE_S),
-        ("TCP_KEEPINTVL", SILENCE_S // 4),
-        ("TCP_USER_TIMEOUT", SILENCE_S * 1000),
-    ):
-        if hasattr(socket, name):  # Linux has them all
-            listening.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
 def run_server(
-    app: Starlette, listening: socket.socket, *, on_ready: Callable[[], None] | None = None
+    app: Starlette,
+    listening: Sequence[socket.socket],
+    *,
+    on_ready: Callable[[], None] | None = None,
 ) -> None:
     """Serves until SIGINT or SIGTERM; requests in progress may then take ``DRAIN_S`` seconds."""
     config = uvicorn.Config(
@@ -80,7 +46,7 @@ def run_server(
         date_header=False,
     )
     server = _Server(config, on_ready, app.state.drain)
-    server.run(sockets=[listening])
+    server.run(sockets=list(listening))
 
 
 class _Server(uvicorn.Server):

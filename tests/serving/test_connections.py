@@ -19,7 +19,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from edgeh2o.serving import timed_protocol
-from edgeh2o.serving.server import SILENCE_S, open_socket
+from edgeh2o.serving.listening import SILENCE_S, open_sockets
 from edgeh2o.serving.timed_protocol import TimedProtocol
 from tests.serving.conftest import RunningServer
 from tests.serving.fetching import fetch
@@ -66,7 +66,7 @@ def test_headers_that_never_end_close_the_connection(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="options of Linux")
 def test_connections_of_clients_that_are_gone_end() -> None:
-    with open_socket("127.0.0.1", 0) as listening:
+    with open_sockets(["127.0.0.1"], 0) as (listening,):
         with socket.create_connection(listening.getsockname()):
             connection, _ = listening.accept()
         with connection:

@@ -9,15 +9,15 @@ from http.client import HTTPConnection
 
 import pytest
 
+from edgeh2o.serving.listening import open_sockets
 from edgeh2o.serving.loading_notice import LoadingNotice
-from edgeh2o.serving.server import open_socket
 
 
 @pytest.mark.parametrize(("method", "body"), [("GET", None), ("POST", b'{"messages": []}' * 9)])
 def test_requests_get_a_503_until_the_end(method: str, body: bytes | None) -> None:
-    with open_socket("127.0.0.1", 0) as listening:
+    with open_sockets(["127.0.0.1"], 0) as (listening,):
         port = listening.getsockname()[1]
-        with LoadingNotice(listening):
+        with LoadingNotice([listening]):
             for _ in range(3):
                 connection = HTTPConnection("127.0.0.1", port, timeout=10)
                 connection.request(method, "/health", body)
@@ -34,9 +34,9 @@ def test_requests_get_a_503_until_the_end(method: str, body: bytes | None) -> No
 
 
 def test_a_503_has_the_form_of_the_interface() -> None:
-    with open_socket("127.0.0.1", 0) as listening:
+    with open_sockets(["127.0.0.1"], 0) as (listening,):
         port = listening.getsockname()[1]
-        with LoadingNotice(listening):
+        with LoadingNotice([listening]):
             connection = HTTPConnection("127.0.0.1", port, timeout=10)
             connection.request("POST", "/v1/messages?beta=true", b"{}")
             told = json.loads(connection.getresponse().read())
@@ -45,9 +45,9 @@ def test_a_503_has_the_form_of_the_interface() -> None:
 
 
 def test_clients_that_say_nothing_or_go_hold_nobody_up() -> None:
-    with open_socket("127.0.0.1", 0) as listening:
+    with open_sockets(["127.0.0.1"], 0) as (listening,):
         address = listening.getsockname()
-        with LoadingNotice(listening):
+        with LoadingNotice([listening]):
             silent = socket.create_connection(address)
             with socket.create_connection(address) as gone:
                 gone.sendall(b"GET / HT")
@@ -61,7 +61,7 @@ def test_clients_that_say_nothing_or_go_hold_nobody_up() -> None:
 
 
 def test_it_ends_while_a_client_is_silent() -> None:
-    with open_socket("127.0.0.1", 0) as listening:
-        with LoadingNotice(listening), socket.create_connection(listening.getsockname()):
+    with open_sockets(["127.0.0.1"], 0) as (listening,):
+        with LoadingNotice([listening]), socket.create_connection(listening.getsockname()):
             time.sleep(0.05)
         assert listening.fileno() >= 0
