@@ -8,12 +8,14 @@ SAMPLERS = (
     *("penalties", "dry", "top_n_sigma", "top_k", "typ_p"),
     *("top_p", "min_p", "xtc", "temperature"),
 )
+ADAPTIVE = "adaptive_p"  # acts where it is named alone, and behind the others
 MAX_SAMPLERS = 32
-_LETTERS = dict(zip("edskypmxt", SAMPLERS, strict=True))
+_ALL = (*SAMPLERS, ADAPTIVE)
+_LETTERS = dict(zip("edskypmxta", _ALL, strict=True))
 _NAMES = {
-    **{form: name for name in SAMPLERS for form in (name.replace("_", "-"), name.replace("_", ""))},
+    **{form: name for name in _ALL for form in (name.replace("_", "-"), name.replace("_", ""))},
     **{"nucleus": "top_p", "temp": "temperature", "typ": "typ_p"},
-    **{name: name for name in SAMPLERS},
+    **{name: name for name in _ALL},
 }
 
 
@@ -35,4 +37,4 @@ def spell_samplers(letters: str) -> str:
 def describe_unknown(unknown: Iterable[str]) -> str:
     """What to tell whoever named samplers that are not here."""
     names = ", ".join(f"{name!r:.40}" for name in unknown)
-    return f"no such sampler: {names:.200}; there are {', '.join(SAMPLERS)}"
+    return f"no such sampler: {names:.200}; there are {', '.join(_ALL)}"

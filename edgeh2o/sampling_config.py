@@ -103,6 +103,17 @@ class SamplingParams:
     mirostat_eta: float = option(
         0.1, "--mirostat-lr", help="how much of what a token missed that by the next one answers"
     )
+    adaptive_target: float = option(
+        -1.0,
+        "--adaptive-target",
+        help="probability that drawn tokens are to have on the average, where --samplers names "
+        "adaptive_p, negative = off",
+    )
+    adaptive_decay: float = option(
+        0.9,
+        "--adaptive-decay",
+        help="share by which older tokens count less there for every newer one, 0.99 at most",
+    )
     repeat_penalty: float = option(
         1.0, "--repeat-penalty", help="penalty on tokens seen recently, 1 = none"
     )
@@ -288,6 +299,10 @@ class SamplingParams:
         check_int(self, "mirostat", 0, 2, "2 is the usual version, 0 turns it off")
         check_real(self, "mirostat_tau", "a number >= 0", lambda x: x >= 0, "5 is the default")
         check_real(self, "mirostat_eta", "a number >= 0", lambda x: x >= 0, "0.1 is the default")
+        check_real(self, "adaptive_target", "a number <= 1", lambda x: x <= 1, "-1 turns it off")
+        check_real(
+            self, "adaptive_decay", "in [0, 0.99]", lambda x: 0 <= x <= 0.99, "0.9 is the default"
+        )
         check_real(self, "dry_base", "a number >= 1", lambda x: x >= 1, "1.75 is the default")
         check_int(self, "dry_allowed_length", 0, MAX_CONTEXT, "2 is the default")
         check_int(self, "dry_penalty_last_n", -1, MAX_CONTEXT, "use -1 for the whole context")

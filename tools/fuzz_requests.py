@@ -91,6 +91,7 @@ def make_seeds() -> Iterator[bytes]:
     yield _write(CHAT, {"messages": turns, "stream_options": {"include_usage": True}})
     yield _write(TEXT, {"prompt": "the hen", "logprobs": 2, "max_tokens": 3})
     order = {"samplers": ["top_k", "Temp", "tfs_z"], "mirostat": 2, "mirostat_tau": 5.0}
+    yield _write(TEXT, {"prompt": "the", "samplers": "ka", "adaptive_target": 0.3})
     yield _write(TEXT, {"prompt": [1, 2, 3], "echo": False, "n": 1} | order)
     yield _write(TEXT, {"prompt": "the", "samplers": "edskypmxt", "presence_penalty": 1})
     yield _write(TEXT, {"prompt": [[1, 2], [3]], "echo": True, "logprobs": 1, "max_tokens": 0})

@@ -31,6 +31,8 @@ class Sampler:
         mirostat: int = 0,
         mirostat_tau: float = 5.0,
         mirostat_eta: float = 0.1,
+        adaptive_target: float = -1.0,
+        adaptive_decay: float = 0.9,
         seed: int = 0,
         banned: Iterable[int] = (),
     ) -> None: ...

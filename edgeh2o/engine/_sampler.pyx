@@ -4,11 +4,11 @@
 The usual order is llama.cpp's: repeat penalty, DRY, top-n-sigma, top-k, typical, top-p, min-p,
 XTC, temperature. Filters therefore look at probabilities before the temperature is applied, and
 several of them go together. In another order each changes what the one before left
-(``_run_chain``).
+(``_run_chain``). Behind all of them stands adaptive-p, where it acts.
 """
 
 from libc.float cimport FLT_MAX
-from libc.math cimport exp, log2
+from libc.math cimport exp, fabs, log2
 from libc.stdint cimport int32_t, uint64_t
 from libc.string cimport memcpy, memmove
 
@@ -43,6 +43,7 @@ from ._recent_tokens import token_ids
 from .sampler_order import arrange
 
 cdef float NEGATIVE_INFINITY = -float("inf")
+cdef double ADAPTIVE_WIDTH = 0.3, ADAPTIVE_SHARPNESS = 10.0
 
 
 _NOT_FOR_TWINS = ("self", "vocab_size", "seed")
@@ -60,7 +61,9 @@ cdef class Sampler:
     ``window_size`` is how many recent tokens the repeat penalty looks at, ``dry_window_size`` how
     many DRY does, whose ``breakers`` are sequences of tokens that no repetition goes over.
     ``samplers`` are those that act, in their order; ``mirostat`` 1 or 2 acts in their place, and
-    ``mu`` bits of surprise are what a token may have then. Tokens in ``banned`` are never drawn.
+    ``mu`` bits of surprise are what a token may have then. Near ``adaptive_target``, if that is not
+    negative and "adaptive_p" one of ``samplers``, are the probabilities of what is drawn, on the
+    average over about 1 / (1 - ``adaptive_decay``) tokens. Tokens in ``banned`` are never drawn.
     Every method that takes logits raises ValueError when their number is not ``vocab_size``, when
     one is NaN or +inf, and when no token is left to draw.
     """
@@ -77,7 +80,11 @@ cdef class Sampler:
     cdef double mirostat_tau, mirostat_eta
     cdef readonly double mu
     cdef Py_ssize_t n_drawn_from  # of the latest draw that mirostat has not learnt from
+    cdef Py_ssize_t first_drawn
     cdef double drawn_total
+    cdef double adaptive_target, adaptive_decay
+    cdef double recent_sum, recent_weight  # of probabilities that were drawn, the latest most
+    cdef double[::1] shares  # probabilities before adaptive-p
     cdef RecentTokens recent
     cdef uint64_t[4] state
     cdef int32_t[::1] banned
@@ -100,6 +107,7 @@ cdef class Sampler:
         Py_ssize_t dry_allowed_length=2, Py_ssize_t dry_window_size=0, breakers=(),
         samplers=SAMPLERS,
         int mirostat=0, double mirostat_tau=5.0, double mirostat_eta=0.1,
+        double adaptive_target=-1.0, double adaptive_decay=0.9,
         uint64_t seed=0,
         banned=(),
     ):
@@ -110,6 +118,8 @@ cdef class Sampler:
             raise ValueError("vocab_size must be positive, counts must not be negative")
         if not 0 <= mirostat <= 2:
             raise ValueError(f"mirostat must be 0, 1 or 2, got {mirostat}")
+        if not (adaptive_target <= 1.0 and 0.0 <= adaptive_decay < 1.0):
+            raise ValueError("adaptive_target is 1 at most, adaptive_decay from 0 to below 1")
         acting, chain = arrange(self.options, vocab_size)
         self.vocab_size = vocab_size
         self.is_greedy = acting["temperature"] == 0.0
@@ -124,7 +134,10 @@ cdef class Sampler:
             self.chained, self.filters = self.filters, NO_FILTERS
         self.mirostat, self.mirostat_tau, self.mirostat_eta = mirostat, mirostat_tau, mirostat_eta
         self.mu = 2.0 * mirostat_tau
-        self.n_drawn_from = 0
+        self.n_drawn_from = self.first_drawn = 0
+        self.adaptive_target, self.adaptive_decay = acting["adaptive_target"], adaptive_decay
+        self.recent_weight = 1.0 / (1.0 - adaptive_decay)
+        self.recent_sum = adaptive_target * self.recent_weight
         self.recent = RecentTokens(
             vocab_size,
             repeat_penalty=acting["repeat_penalty"],
@@ -143,6 +156,7 @@ cdef class Sampler:
         self.spare = np.empty(vocab_size if is_sorted_twice else 0, self.candidates.base.dtype)
         self.scattered = np.empty(vocab_size if chain else 0, np.float32)
         self.weights = np.empty(vocab_size, dtype=np.float64)
+        self.shares = np.empty(vocab_size if self.adaptive_target >= 0.0 else 0, np.float64)
 
     def twin(self, int vocab_size):
         """A sampler that draws alike from the logits of a model of ``vocab_size`` tokens."""
@@ -151,20 +165,22 @@ cdef class Sampler:
         return Sampler(vocab_size, **{**self.options, "breakers": breakers, "banned": banned})
 
     def follow(self, Sampler other not None) -> None:
-        """Takes over the random state, recent tokens and ``mu`` of ``other``, which stays as it is.
+        """Takes over the random state of ``other``, its recent tokens and what it has learnt.
 
         Raises ValueError where its options differ, or a recent token is outside the vocabulary.
         """
         cdef int i
         self.recent.follow(other.recent)
         self.mu, self.n_drawn_from = other.mu, 0
+        self.recent_sum, self.recent_weight = other.recent_sum, other.recent_weight
         for i in range(4):
             self.state[i] = other.state[i]
 
     def accept(self, int token) -> None:
         """Adds ``token`` to the recent ones, of which penalties look at the last.
 
-        Mirostat learns from its surprise, if the latest ``sample`` could have drawn it.
+        Mirostat learns from its surprise, and adaptive-p from its probability, if the latest
+        ``sample`` could have drawn it.
         """
         if not 0 <= token < self.vocab_size:
             raise ValueError(f"token id {token} is outside the vocabulary of {self.vocab_size}")
@@ -172,8 +188,13 @@ cdef class Sampler:
         cdef Py_ssize_t i, n = self.n_drawn_from
         cdef double surprise
         self.n_drawn_from = 0
-        for i in range(n):
-            if self.candidates[i].token == token and self.weights[i] > 0.0:
+        for i in range(self.first_drawn, n):
+            if self.candidates[i].token != token:
+                continue
+            if self.shares.shape[0]:
+                self.recent_sum = self.shares[i] + self.adaptive_decay * self.recent_sum
+                self.recent_weight = 1.0 + self.adaptive_decay * self.recent_weight
+            elif self.weights[i] > 0.0:
                 surprise = log2(self.drawn_total / self.weights[i])
                 self.mu -= self.mirostat_eta * (surprise - self.mirostat_tau)
 
@@ -191,9 +212,10 @@ cdef class Sampler:
         cdef Py_ssize_t kept = self._run_chain(-1) if self.chain.shape[0] else self._filter()
         if by.xtc_probability > 0.0 and next_uniform(self.state) < by.xtc_probability:
             first = count_top_choices(&self.candidates[0], kept, by.xtc_threshold)
-        cdef double total = self._weigh(first, kept)
+        cdef double total = self._weigh_drawn(first, kept)
         cdef double remaining = next_uniform(self.state) * total
-        self.n_drawn_from, self.drawn_total = kept if self.mirostat else 0, total
+        cdef bint learns = self.mirostat or self.shares.shape[0]
+        self.first_drawn, self.n_drawn_from, self.drawn_total = first, kept if learns else 0, total
         for i in range(first, kept):
             remaining -= self.weights[i]
             if remaining < 0.0:
@@ -215,12 +237,12 @@ cdef class Sampler:
         cdef Filters by = self.filters
         cdef Py_ssize_t kept = self._filter()
         cdef Py_ssize_t first = count_top_choices(&self.candidates[0], kept, by.xtc_threshold)
-        cdef double total = self._weigh(0, kept)
+        cdef double total = self._weigh_drawn(0, kept)
         tokens = np.asarray(self.candidates[:kept])["token"].copy()
         probabilities = np.asarray(self.weights[:kept]) / total
         if by.xtc_probability > 0.0:
             probabilities *= 1.0 - by.xtc_probability
-            total = self._weigh(first, kept)
+            total = self._weigh_drawn(first, kept)
             excluded = np.asarray(self.weights[first:kept]) / total
             probabilities[first:] += by.xtc_probability * excluded
         return tokens, probabilities
@@ -236,7 +258,7 @@ cdef class Sampler:
             if share == 0.0:
                 continue
             kept = self._run_chain(choices)
-            total = self._weigh(0, kept)
+            total = self._weigh_drawn(0, kept)
             tokens = np.asarray(self.candidates[:kept])["token"]
             found[tokens] = np.maximum(found[tokens], 0.0)
             found[tokens] += share * np.asarray(self.weights[:kept]) / total
@@ -375,6 +397,27 @@ cdef class Sampler:
                 found, &self.weights[0], kept, self._weigh(0, kept), self.mu
             )
         return kept
+
+    cdef double _weigh_drawn(self, Py_ssize_t first, Py_ssize_t kept) noexcept nogil:
+        """As ``_weigh``, what is drawn by.
+
+        Adaptive-p, as llama.cpp has it, prefers what is about as likely as that it has to be for
+        the average of what was drawn to come near the target.
+        """
+        cdef double total = self._weigh(first, kept), away, aim
+        cdef Py_ssize_t i
+        if self.shares.shape[0] == 0:
+            return total
+        aim = 2.0 * self.adaptive_target - self.recent_sum / self.recent_weight
+        aim = min(max(aim, 0.0), 1.0)
+        for i in range(first, kept):
+            self.shares[i] = self.weights[i] / total
+        total = 0.0
+        for i in range(first, kept):
+            away = fabs(self.shares[i] - aim) / ADAPTIVE_WIDTH
+            self.weights[i] = exp(-ADAPTIVE_SHARPNESS * away * away / (1.0 + away))
+            total += self.weights[i]
+        return total
 
     cdef double _weigh(self, Py_ssize_t first, Py_ssize_t kept) noexcept nogil:
         """Fills ``weights`` with exp((logit - best) / temperature); returns their sum."""

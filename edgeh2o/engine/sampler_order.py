@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..sampler_names import SAMPLERS
+from ..sampler_names import ADAPTIVE, SAMPLERS
 
 # Options of ``Sampler`` by which a sampler changes nothing.
 _OFF: dict[str, dict[str, float]] = {
@@ -19,6 +19,7 @@ _OFF: dict[str, dict[str, float]] = {
     "xtc": {"xtc_probability": 0.0},
     "temperature": {"temperature": 1.0, "dynatemp_range": 0.0},
 }
+_NO_TARGET = {"adaptive_target": -1.0}
 _PENALTIES = ("penalties", "dry")
 
 
@@ -27,10 +28,13 @@ def arrange(options: Mapping[str, Any], vocab_size: int) -> tuple[dict[str, Any]
 
     That is empty where the usual one gives the same. Mirostat has a plain temperature before it,
     and nothing else. A temperature of 0 takes the best token there where it stands: only penalties
-    before it act.
+    before it act. Adaptive-p is no part of the order: wherever it is named, it acts at the end.
     """
     settings = dict(options)
     samplers = tuple(settings["samplers"])
+    if ADAPTIVE not in samplers or settings["mirostat"] or settings["adaptive_target"] < 0:
+        settings |= _NO_TARGET
+    samplers = tuple(name for name in samplers if name != ADAPTIVE)
     if unknown := set(samplers).difference(SAMPLERS):
         raise ValueError(f"no such samplers: {sorted(unknown)}")
     if settings["mirostat"]:  # as llama.cpp has it
@@ -39,6 +43,7 @@ def arrange(options: Mapping[str, Any], vocab_size: int) -> tuple[dict[str, Any]
     if settings["temperature"] == 0.0 and "temperature" in samplers:
         before = samplers[: samplers.index("temperature")]
         samplers = (*(name for name in before if name in _PENALTIES), "temperature")
+        settings |= _NO_TARGET
     if settings["window_size"] == 0:
         settings |= _OFF["penalties"]
     if settings["dry_window_size"] == 0:

@@ -50,6 +50,8 @@ def make_sampler(
         mirostat=sampling.mirostat,
         mirostat_tau=sampling.mirostat_tau,
         mirostat_eta=sampling.mirostat_eta,
+        adaptive_target=sampling.adaptive_target,
+        adaptive_decay=sampling.adaptive_decay,
         temperature=sampling.temperature,
         dynatemp_range=sampling.dynatemp_range,
         dynatemp_exponent=sampling.dynatemp_exponent,

@@ -143,6 +143,7 @@ _SAMPLERS = (
     *("temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p"),
     *("top_n_sigma", "xtc_probability", "xtc_threshold", "typical_p"),
     *("repeat_penalty", "repeat_last_n", "mirostat", "mirostat_tau", "mirostat_eta"),
+    *("adaptive_target", "adaptive_decay"),
     *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
 )
 

@@ -271,6 +271,8 @@ def _read_sampling(
         "mirostat": fields.integer("mirostat", 0, 2),
         "mirostat_tau": fields.number("mirostat_tau", 0, 1000),
         "mirostat_eta": fields.number("mirostat_eta", 0, 1000),
+        "adaptive_target": fields.number("adaptive_target", -1e6, 1),
+        "adaptive_decay": fields.number("adaptive_decay", 0, 0.99),
         "max_tokens": fields.integer(most, -1, MAX_TOKENS),
         "seed": seed if seed in (None, -1) else seed % 2**64,  # -1 is random, as in llama-server
     }

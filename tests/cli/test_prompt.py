@@ -297,6 +297,16 @@ def test_mirostat_is_read_as_by_llama_cpp() -> None:
     assert read_config(_parse("--mirostat", "0")[0], SamplingParams) == SamplingParams()
 
 
+def test_adaptive_p_is_read_as_by_llama_cpp() -> None:
+    words = "--sampler-seq kma --adaptive-target 0.3 --adaptive-decay 0.5"
+    for verb in ("run", "serve", "chat"):
+        args, warned = _parse(*words.split(), verb=verb)
+        sampling = read_config(args, SamplingParams)
+        assert sampling.samplers == ("top_k", "min_p", "adaptive_p") and warned == []
+        assert (sampling.adaptive_target, sampling.adaptive_decay) == (0.3, 0.5)
+    assert read_config(_parse("--adaptive-target", "-1")[0], SamplingParams) == SamplingParams()
+
+
 def test_biases_and_penalties_of_llama_cpp() -> None:
     words = [
         "-l",

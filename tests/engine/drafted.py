@@ -38,6 +38,12 @@ SAMPLINGS += [
     {"mirostat": version, "mirostat_tau": 3.0, "mirostat_eta": 0.4, "temperature": 0.9}
     for version in (1, 2)
 ]
+SAMPLINGS.append(
+    {
+        **{"samplers": ("top_k", "temperature", "adaptive_p"), "temperature": 0.9},
+        **{"adaptive_target": 0.4, "adaptive_decay": 0.7},
+    }
+)
 # By what changes the logits before the sampler sees them.
 PENALISED = [
     {"temperature": 0.0, "presence_penalty": 0.2, "frequency_penalty": 0.1},

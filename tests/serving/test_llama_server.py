@@ -186,6 +186,12 @@ def test_requests_may_name_all_samplers(server: RunningServer) -> None:
     once, again = (ask(server, "/completion", body | steered | more) for more in ({}, {"top_k": 1}))
     assert {name: once["generation_settings"][name] for name in steered} == steered
     assert once["content"] == again["content"] != plain["content"]
+    aimed: dict[str, Any] = {"adaptive_target": 0.25, "adaptive_decay": 0.5}
+    assert ask(server, "/completion", body | aimed)["content"] == plain["content"]  # not named
+    aimed["samplers"] = ["top_k", "adaptive_p"]
+    once, again = (ask(server, "/completion", body | aimed) for _ in range(2))
+    assert {name: once["generation_settings"][name] for name in aimed} == aimed
+    assert once["content"] == again["content"] != plain["content"]
     off = {"dry_multiplier": 2.0, "dry_base": 0.0, "typical_p": 1.0, "top_n_sigma": -1}
     off |= {"mirostat": 0, "mirostat_tau": 5.0}
     assert ask(server, "/completion", body | off)["content"] == plain["content"]
@@ -196,6 +202,7 @@ def test_requests_may_name_all_samplers(server: RunningServer) -> None:
         *(("xtc_probability", 2), ("dry_multiplier", -1), ("dry_allowed_length", 1.5)),
         *(("dry_sequence_breakers", [""]), ("typical_p", "x"), ("mirostat", 3)),
         *(("mirostat_tau", -1), ("mirostat_eta", "x")),
+        *(("adaptive_target", 2), ("adaptive_decay", 1), ("adaptive_target", "x")),
         *(("samplers", 3), ("samplers", [1]), ("samplers", ["top_k"] * 33), ("samplers", "k" * 99)),
     ):
         reply = fetch(server, "/completion", json.dumps(body | {name: wrong}).encode(), JSON)

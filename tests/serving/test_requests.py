@@ -45,10 +45,10 @@ def test_samplers_that_are_none_are_named_once(caplog: pytest.LogCaptureFixture)
     defaults = SamplingParams(samplers=("min_p",))
     assert [r.sampling.samplers for r in read({}, defaults)] == [("min_p",)] * 2
     for _ in range(2):
-        for request in read({"samplers": ["top_k", "adaptive_p", "Temp"]}, defaults):
+        for request in read({"samplers": ["top_k", "infill", "Temp"]}, defaults):
             assert request.sampling.samplers == ("top_k", "temperature")
     (message,) = caplog.messages
-    assert message.startswith("a request's 'samplers': no such sampler: 'adaptive_p'; there are")
+    assert message.startswith("a request's 'samplers': no such sampler: 'infill'; there are")
 
 
 def test_penalties_that_are_left_out_are_off() -> None:
