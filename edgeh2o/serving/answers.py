@@ -209,9 +209,9 @@ class AnswerEngine:
         begins_thoughts = text.rstrip().endswith(THINKING_BEGINS)
         begins_thoughts |= request.continues == "reasoning_content"
         choice = request.tool_choice
-        tools = [tool for tool in request.tools if choice.name in (None, tool.name)]
+        tools = [tool for tool in request.tools if choice.allows(tool)]
         parser = AnswerParser(
-            {tool.name: tool.parameters for tool in tools} if choice.mode != "none" else {},
+            {tool.name: tool.parameters for tool in tools},
             is_call=choice.is_forced,
             is_plain=request.kind == "text",
             is_thinking=begins_thoughts and _may_end_thoughts(form),

@@ -12,8 +12,8 @@ from .chat_messages import (
     make_call,
     read_content,
     read_role,
+    read_text,
     read_texts,
-    refuse_part,
 )
 from .fields import Fields
 from .output_form import read_flat_grammar
@@ -102,7 +102,7 @@ def _read_question(message: Fields, role: str) -> Iterator[dict[str, Any]]:
     texts: list[str] = []
     for block in message.objects("content", MAX_PARTS):
         if block.text("type") != "tool_result":
-            texts.append(_read_text(block))
+            texts.append(read_text(block, ("text",)))
             continue
         if texts:
             yield {"role": role, "content": "\n".join(texts)}
@@ -125,17 +125,10 @@ def _read_answer(message: Fields) -> dict[str, Any]:
                 block.refuse("name", "the name of a tool")
             calls.append(make_call(block.text("id"), name, dict(block.mapping("input"))))
         elif kind != "redacted_thinking":  # which nobody here can read
-            texts.append(_read_text(block))
+            texts.append(read_text(block, ("text",)))
     read: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
     if thoughts:
         read["reasoning_content"] = "\n".join(thoughts)
     if calls:
         read["tool_calls"] = calls
     return read
-
-
-def _read_text(block: Fields) -> str:
-    text = block.text("text")
-    if block.text("type") != "text" or text is None:
-        raise refuse_part(block)
-    return text

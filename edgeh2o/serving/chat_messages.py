@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -84,19 +84,18 @@ def read_texts(fields: Fields, name: str) -> list[str]:
         return [content]
     if not isinstance(content, list):
         fields.refuse(name, "text or an array of parts")
-    texts = []
-    for part in fields.objects(name, MAX_PARTS):
-        text = part.text("text")
-        if part.text("type") not in _TEXT_PARTS or text is None:
-            raise refuse_part(part)
-        texts.append(text)
-    return texts
+    return [read_text(part, _TEXT_PARTS) for part in fields.objects(name, MAX_PARTS)]
 
 
-def refuse_part(part: Fields) -> ApiError:
-    """The error of a part that is a picture, a document or the like."""
-    label = part.label("type")
-    return ApiError(f"'{label}': this model reads text only", param=label)
+def read_text(part: Fields, types: Collection[str]) -> str:
+    """That of a part of one of the ``types``. Raises ApiError for a picture or the like."""
+    if part.text("type") not in types:
+        label = part.label("type")
+        raise ApiError(f"'{label}': this model reads text only", param=label)
+    text = part.text("text")
+    if text is None:
+        part.refuse("text", "a string")
+    return text
 
 
 def _read_call(call: Fields) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from .api_error import ApiError
 MAX_DEPTH = 64
 # Of a body: what is read takes up to thirty times the memory of its text otherwise ("[],[],[]").
 MAX_VALUES = 2**18
+_MAX_DIGITS = 1000
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # as JSON writes the half of a character
 
 
@@ -41,9 +42,12 @@ def _parse(data: bytes) -> object:
         raise ApiError(f"the body has more than {MAX_VALUES} values", status=413)
     try:
         # Some clients put a mark of the byte order before the text.
-        value: object = json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)
+        text = data.decode("utf-8-sig")
+        value: object = json.loads(text, parse_constant=_refuse_constant, parse_int=_read_integer)
     except UnicodeDecodeError as error:
         raise ApiError(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
+    except _LongNumberError:
+        raise ApiError(f"the body has a number of more than {_MAX_DIGITS} digits") from None
     except RecursionError:
         raise ApiError(f"the body is nested more than {MAX_DEPTH} deep") from None
     except ValueError as error:
@@ -181,6 +185,17 @@ def _count_values(data: bytes) -> int:
         return n_strings
     outside = b"".join(bare.split(b'"')[::2])
     return sum(outside.count(mark) for mark in (b",", b"[", b"{"))
+
+
+class _LongNumberError(Exception):
+    pass
+
+
+def _read_integer(digits: str) -> int:
+    """Python refuses those of some thousands of digits, in words for programmers."""
+    if len(digits) > _MAX_DIGITS:
+        raise _LongNumberError
+    return int(digits)
 
 
 def _refuse_constant(name: str) -> NoReturn:

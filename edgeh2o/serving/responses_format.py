@@ -158,8 +158,6 @@ def _echo(request: GenerationRequest, fields: Fields) -> Mapping[str, Any]:
     """What of the request an answer repeats; its instructions, which may be long, it does not."""
     sampling, choice = request.sampling, request.tool_choice
     text, reasoning, metadata = (fields.raw(name) for name in ("text", "reasoning", "metadata"))
-    named = {"type": "function"}
-    named |= next((_own_name(tool) for tool in request.tools if tool.name == choice.name), {})
     return {
         "background": False,
         "instructions": None,
@@ -172,7 +170,7 @@ def _echo(request: GenerationRequest, fields: Fields) -> Mapping[str, Any]:
         "store": False,
         "temperature": sampling.temperature,
         "text": {"format": (text or {}).get("format") or {"type": "text"}},
-        "tool_choice": choice.mode if choice.name is None else named,
+        "tool_choice": fields.raw("tool_choice") if choice.names else choice.mode,
         "tools": _describe_tools(request.tools),
         "top_p": sampling.top_p,
         "truncation": "disabled",

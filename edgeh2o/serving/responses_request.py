@@ -10,9 +10,11 @@ from .fields import Fields
 from .output_form import read_flat_grammar
 from .requests import GenerationRequest, make_chat_request, read_effort
 from .tools import (
+    ALLOWED,
     NAMESPACE,
     Tool,
     ToolChoice,
+    choose_allowed,
     choose_tool,
     name_within,
     read_flat_tools,
@@ -60,6 +62,8 @@ def _read_choice(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice:
     if not isinstance(value, dict):
         return read_mode(fields, tools)
     choice = Fields(value, "tool_choice")
+    if choice.raw("type") == ALLOWED:
+        return choose_allowed(tools, choice, _read_call_name)
     is_function = choice.raw("type") == "function"
     return choose_tool(tools, _read_call_name(choice) if is_function else None)
 

@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,6 +20,7 @@ _logger = logging.getLogger(__name__)
 
 MAX_TOOLS = 128
 NAMESPACE = "namespace"  # the type of tools that stand together, in the Responses API
+ALLOWED = "allowed_tools"  # the type of a choice among some of the tools
 _NAME = re.compile(r"[\w-]{1,128}", re.ASCII)  # OpenAI has 64, Anthropic 128
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which UTF-8 cannot hold
 _CUT_CALL = re.compile(
@@ -65,10 +66,14 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """``mode`` is "none", "auto" or "required"; ``name`` the one function that must be called."""
+    """``mode`` is "none", "auto" or "required"; only ``names`` may be called, if there are any."""
 
     mode: str
-    name: str | None = None
+    names: tuple[str, ...] = ()
+
+    def allows(self, tool: Tool) -> bool:
+        """Whether an answer may be a call of it."""
+        return self.mode != "none" and (not self.names or tool.name in self.names)
 
     @property
     def is_forced(self) -> bool:
@@ -184,10 +189,17 @@ def _read_name(entry: Fields) -> str:
 def read_tool_choice(fields: Fields, tools: Sequence[Tool]) -> ToolChoice:
     """The field ``tool_choice``. Raises ApiError for one that names no tool."""
     value = fields.raw("tool_choice")
-    if isinstance(value, dict):
-        function = Fields(value, "tool_choice").object("function")
-        return choose_tool(tools, None if function is None else function.text("name"))
-    return read_mode(fields, tools)
+    if not isinstance(value, dict):
+        return read_mode(fields, tools)
+    choice = Fields(value, "tool_choice")
+    if choice.raw("type") == ALLOWED:
+        return choose_allowed(tools, choice.object(ALLOWED) or choice, _name_of_choice)
+    return choose_tool(tools, _name_of_choice(choice))
+
+
+def _name_of_choice(choice: Fields) -> str | None:
+    function = choice.object("function")
+    return None if function is None else function.text("name")
 
 
 def read_mode(fields: Fields, tools: Sequence[Tool]) -> ToolChoice:
@@ -209,7 +221,21 @@ def choose_tool(tools: Sequence[Tool], name: str | None) -> ToolChoice:
     """A call of one function. Raises ApiError where that is none of the tools."""
     if name not in {tool.name for tool in tools}:
         raise ApiError("'tool_choice' names none of the tools", param="tool_choice")
-    return ToolChoice("required", name)
+    return ToolChoice("required", (str(name),))
+
+
+def choose_allowed(
+    tools: Sequence[Tool], allowed: Fields, read_name: Callable[[Fields], str | None]
+) -> ToolChoice:
+    """A call of some of the tools, all of which the prompt has. Raises ApiError for others."""
+    mode = allowed.text("mode")
+    if mode not in ("auto", "required"):
+        allowed.refuse("mode", '"auto" or "required"')
+    names = {read_name(each) for each in allowed.objects("tools", MAX_TOOLS)}
+    known = tuple(tool.name for tool in tools if tool.name in names)
+    if not names or len(known) < len(names):
+        raise ApiError("'tool_choice' allows none, or others than the tools", param="tool_choice")
+    return ToolChoice(mode, known)
 
 
 def grammar_of_call(tools: Sequence[Tool], choice: ToolChoice) -> Grammar:
@@ -217,7 +243,7 @@ def grammar_of_call(tools: Sequence[Tool], choice: ToolChoice) -> Grammar:
 
     What of their schemas cannot be enforced is ignored, unless all of them are strict.
     """
-    callable_tools = [tool for tool in tools if choice.name in (None, tool.name)]
+    callable_tools = [tool for tool in tools if choice.allows(tool)]
     calls = []
     for index, tool in enumerate(callable_tools):
         place = "" if len(callable_tools) == 1 else f"/anyOf/{index}"

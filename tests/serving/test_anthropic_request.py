@@ -203,7 +203,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
             },
             "'messages[0].content[0].content[0].type': this model reads text only",
         ),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "reads text only"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "must be a string"),
         (
             {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "1"}]}]},
             "'messages[0].content[0].name' must be the name of a tool",

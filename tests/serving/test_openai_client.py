@@ -74,6 +74,49 @@ def test_a_chat_and_its_stream_are_the_same(client: openai.OpenAI) -> None:
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
+def test_some_of_the_tools_may_be_called(client: openai.OpenAI, server: RunningServer) -> None:
+    """All of them stand in the prompt, which is then read once for every choice."""
+    tools: Any = [
+        {"type": "function", "function": TOOLS[0]["function"] | {"name": name}}
+        for name in ("add", "take", "give")
+    ]
+    counts = set()
+    for mode, names in (("required", ["take"]), ("required", ["give", "take"]), ("auto", ["add"])):
+        allowed = {
+            "mode": mode,
+            "tools": [{"type": "function", "function": {"name": name}} for name in names],
+        }
+        options: Any = {"model": "any", "messages": MESSAGES, "max_tokens": 60, "tools": tools}
+        choice: Any = {"type": "allowed_tools", "allowed_tools": allowed}
+        whole = client.chat.completions.create(**options, tool_choice=choice, seed=1)
+        assert whole.usage is not None
+        counts.add(whole.usage.prompt_tokens)
+        calls = whole.choices[0].message.tool_calls or []
+        assert {call.function.name for call in calls} <= set(names)  # type: ignore[union-attr]
+        assert calls or mode == "auto"
+        flat: Any = [tool["function"] | {"type": "function"} for tool in tools]
+        named: Any = [{"type": "function", "name": name} for name in names]
+        choice = {"type": "allowed_tools", "mode": mode, "tools": named}
+        answer = client.responses.create(
+            model="any", input="the hen", tools=flat, tool_choice=choice
+        )
+        assert {item.name for item in answer.output if item.type == "function_call"} <= set(names)
+        assert answer.tool_choice.to_dict() == choice  # type: ignore[union-attr]
+    assert len(counts) == 1
+    for wrong in (
+        {"mode": "required", "tools": []},
+        {"mode": "required", "tools": [{"type": "function", "function": {"name": "none"}}]},
+        {"mode": "required", "tools": [{"type": "function"}]},
+        {"mode": "any", "tools": [{"type": "function", "function": {"name": "add"}}]},
+        {},
+    ):
+        body = {"messages": MESSAGES, "tools": tools}
+        body["tool_choice"] = {"type": "allowed_tools", "allowed_tools": wrong}
+        data = json.dumps(body).encode()
+        reply = fetch(server, "/v1/chat/completions", data, {"content-type": "application/json"})
+        assert reply.status_code == 400 and "tool_choice" in reply.json()["error"]["param"]
+
+
 @pytest.mark.parametrize("usage", [False, True])
 def test_a_stream_of_several_answers_is_the_whole_ones(client: openai.OpenAI, usage: bool) -> None:
     """Every chunk names its choice, all have one id, and the usage comes once."""
