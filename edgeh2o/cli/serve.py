@@ -227,14 +227,11 @@ def execute(args: argparse.Namespace) -> int:
             timeout_s=args.timeout,
             sampling=sampling,
         )
-        pairs = zip(hosts, listening, strict=True)
-        addresses = [f"{address_of(*pair)}{'' if is_path(pair[0]) else '/v1'}" for pair in pairs]
+        addresses = " and ".join(map(address_of, hosts, listening))
 
         def announce() -> None:
             if not args.quiet:
-                print_note(
-                    f"serving {settings.model_name} at {' and '.join(addresses)} (Ctrl-C ends)"
-                )
+                print_note(f"serving {settings.model_name} at {addresses} (Ctrl-C ends)")
 
         app = make_app(engine, settings)
         loading.close()

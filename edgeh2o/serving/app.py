@@ -50,6 +50,7 @@ from .requests import (
 from .responses_format import ResponsesFormat
 from .responses_request import read_responses_request
 from .server_settings import ServerSettings
+from .slot_paths import SLOT_PATH, SlotActions
 
 if TYPE_CHECKING:
     from .answers import AnswerEngine
@@ -100,6 +101,7 @@ class _Server:
             (self._count_tokens, (f"{ANTHROPIC_PATH}/count_tokens",)),
             (self._count_of_chat, tuple(f"{p}/chat/completions/input_tokens" for p in _PREFIXES)),
             (self._count_of_items, tuple(f"{p}/responses/input_tokens" for p in _PREFIXES)),
+            (SlotActions(engine.slots, self._admission).act, (SLOT_PATH,)),
             (self._refuse, tuple(_NOT_SERVED)),
         ):
             routes += [Route(path, self._guard(handler), methods=post) for path in paths]

@@ -21,7 +21,6 @@ from .llama_server import describe_place, describe_server
 from .metrics import CONTENT_TYPE, Metrics
 from .requests import read_scales
 from .server_settings import ServerSettings
-from .slot_paths import SLOT_PATH, SlotActions
 
 if TYPE_CHECKING:
     from .answers import AnswerEngine
@@ -41,7 +40,6 @@ class Descriptions:
     ) -> None:
         self._engine, self._settings = engine, settings
         self._admission, self._metrics = admission, metrics
-        self._slot_actions = SlotActions(engine.slots, admission)
         self._started_at = int(time.time())
 
     def routes(self, guard: Callable[[Handler], Handler]) -> list[Route]:
@@ -53,7 +51,6 @@ class Descriptions:
             Route("/slots", guard(self._slots), methods=get),
             Route("/lora-adapters", guard(self._adapters), methods=get),
             Route("/lora-adapters", guard(self._set_adapters), methods=post),
-            Route(SLOT_PATH, guard(self._slot_actions.act), methods=post),
         ]
         for prefix in ("", "/v1"):
             routes += [

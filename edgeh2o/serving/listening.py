@@ -47,11 +47,11 @@ def is_reachable(host: str) -> bool:
 
 
 def address_of(host: str, listening: socket.socket) -> str:
-    """What to tell clients of a socket of ``open_sockets``."""
+    """What to tell clients of a socket of ``open_sockets``: a path, or the base of OpenAI's."""
     if is_path(host):
         return host
     name = f"[{host}]" if ":" in host else host
-    return f"http://{name}:{listening.getsockname()[1]}"
+    return f"http://{name}:{listening.getsockname()[1]}/v1"
 
 
 def _open_address(host: str, port: int, *, is_alone: bool) -> socket.socket:

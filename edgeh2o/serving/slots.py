@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 MAX_NAME_BYTES = 255
+_OTHER = "it was saved by a server of another model or with other flags"
+_DAMAGED = "it is damaged, see the server's log"
 # Not in names of files: what other systems refuse, and what looks like a dot or a slash.
 _REFUSED_CHARACTERS = frozenset('/\\:*?"<>|\uff0e\u2215\u2216\ufffd\ufeff')
 
@@ -91,14 +94,16 @@ class Slots:
         A file that was there before is then unchanged.
         """
         path = self._path_of(name)
-        conversation = self._find(slot)
-        if conversation is None:
-            raise self._nothing_read(slot)
         begun_at = time.monotonic()
-        with self._pool.hold(conversation, require) as is_kept:
+        with self._hold(slot, require) as conversation:
+            if conversation is None:
+                raise ApiError(
+                    f"slot {slot} has nothing to save: no request was answered there, or what it "
+                    "has read has gone for room, or went on at another slot; name the slot by "
+                    "'id_slot'"
+                )
             runner = conversation.runner
-            if not is_kept or runner is None or not self._is_as_noted(slot, conversation):
-                raise self._nothing_read(slot)
+            assert runner is not None
             runner.prepare_to_save()
             if not conversation.session.cache.has_open_prompt:
                 raise ApiError(f"slot {slot} cannot be saved: no prompt was read there to its end")
@@ -127,23 +132,32 @@ class Slots:
             n_bytes = path.stat().st_size
         except (FormatError, UsageError, ValueError, OSError) as error:
             _logger.warning("slot %d is not restored: %s", slot, error)
-            raise _not_restored(slot, path, "it is damaged, see the server's log") from None
+            reason = _OTHER if isinstance(error, UsageError) else _DAMAGED
+            raise _not_restored(slot, path, reason) from None
         self.note(slot, kept, is_named=True)
         return SlotFile(len(saved.token_ids), n_bytes, time.monotonic() - begun_at)
 
     def erase(self, slot: int, require: Callable[[], None]) -> int:
         """Forgets what ``slot`` has read last; how many tokens those were. Saved files stay."""
-        conversation = self._find(slot)
-        if conversation is None:
-            return 0
-        with self._pool.hold(conversation, require) as is_kept:
-            runner = conversation.runner
-            if not is_kept or runner is None or not self._is_as_noted(slot, conversation):
+        with self._hold(slot, require) as conversation:
+            if conversation is None:
                 return 0
-            n_tokens = len(runner.token_ids)
+            assert conversation.runner is not None
+            n_tokens = len(conversation.runner.token_ids)
             self._pool.drop(conversation)
         del self._latest[slot]
         return n_tokens
+
+    @contextmanager
+    def _hold(self, slot: int, require: Callable[[], None]) -> Iterator[Conversation | None]:
+        """What ``_find`` gives, which nobody else has meanwhile."""
+        conversation = self._find(slot)
+        if conversation is None:
+            yield None
+            return
+        with self._pool.hold(conversation, require) as is_kept:
+            is_good = is_kept and self._is_as_noted(slot, conversation)
+            yield conversation if is_good else None
 
     def _find(self, slot: int) -> Conversation | None:
         """What was answered at ``slot`` last, if it is kept and has not become another."""
@@ -157,12 +171,6 @@ class Slots:
         runner, token_ids = conversation.runner, self._latest[slot][1]
         return runner is not None and count_common(runner.token_ids, token_ids) == len(token_ids)
 
-    def _nothing_read(self, slot: int) -> ApiError:
-        return ApiError(
-            f"slot {slot} has nothing to save: no request was answered there, or what it has read "
-            "has gone for room, or went on at another slot; name the slot by 'id_slot'"
-        )
-
     def _peek(self, slot: int, path: Path) -> SavedPrefix:
         try:
             saved = peek_prefix(path, self._find_plan)
@@ -170,9 +178,7 @@ class Slots:
             _logger.warning("slot %d is not restored: %s", slot, error)
             raise _not_restored(slot, path, "there is no such file that can be read") from None
         if saved is None:
-            raise _not_restored(
-                slot, path, "it was saved by a server of another model or with other flags"
-            )
+            raise _not_restored(slot, path, _OTHER)
         n_tokens, limit = len(saved.token_ids), self._pool.context_limit
         if n_tokens > limit:
             raise _not_restored(
