@@ -1,11 +1,12 @@
 """What a token costs in the recurrence of a gated delta net: one by one, in chunks, and in ggml.
 
-    python -m bench.recurrence [--ggml DIR]
+    python -m bench.recurrence [--ggml DIR] [--row-decays]
 
 The recurrence alone, of layers with the heads of Qwen3.5-2B, on one thread: no projections, norms
-or convolution. ggml's operator is called in its shared libraries, which a build of llama.cpp has
-(--ggml: their folder), with the same numbers; what comes out must agree. Times are medians of
-rounds in turn, of the kernels and the operator alone: memory is there before.
+or convolution. With --row-decays every row of a state decays by itself (Kimi Delta Attention).
+ggml's operator is called in its shared libraries, which a build of llama.cpp has (--ggml: their
+folder), with the same numbers; what comes out must agree. Times are medians of rounds in turn, of
+the kernels and the operator alone: memory is there before.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--isa", help="one instruction set (default: all but scalar)")
     parser.add_argument("--tokens", type=int, default=192, help="tokens (default: %(default)s)")
     parser.add_argument("--ggml", type=Path, help="folder of ggml's shared libraries")
+    parser.add_argument("--row-decays", action="store_true", help="a decay of every row")
     parser.add_argument("-r", type=int, default=20, help="rounds (default: %(default)s)")
     parser.add_argument("-o", "--output", choices=("md", "json"), default="md")
     return parser
@@ -47,7 +49,7 @@ def main() -> int:
     """Measures and prints the table; returns the exit code."""
     args = build_parser().parse_args()
     isas = [args.isa] if args.isa else [i for i in _core.available_isas() if i != "scalar"]
-    numbers = Numbers(args.tokens)
+    numbers = Numbers(args.tokens, HEAD_DIM if args.row_decays else 1)
     contestants: dict[str, Contestant] = {}
     for isa in isas:
         contestants[f"{isa}, one by one"] = OneByOne(numbers, isa)
@@ -82,13 +84,14 @@ def main() -> int:
 class Numbers:
     """A layer's queries, keys, values, gates and state."""
 
-    def __init__(self, n_tokens: int) -> None:
+    def __init__(self, n_tokens: int, n_decays: int) -> None:
         random = np.random.default_rng(0)
         shape = (N_HEADS, n_tokens, HEAD_DIM)
         self.q, self.k, self.v = (random.standard_normal(shape).astype(np.float32) for _ in "qkv")
         for x in (self.q, self.k):
             x /= np.linalg.norm(x, axis=2, keepdims=True)
-        self.decays = random.uniform(0.7, 1, shape[:2]).astype(np.float32)
+        decays = random.uniform(0.7, 1, (*shape[:2], n_decays)).astype(np.float32)
+        self.decays = decays[:, :, 0] if n_decays == 1 else decays
         self.rates = random.uniform(0, 1, shape[:2]).astype(np.float32)
         n_slices = HEAD_DIM // COLUMNS
         state = random.standard_normal((N_HEADS, n_slices, HEAD_DIM, COLUMNS))
@@ -172,7 +175,8 @@ class GgmlOperator:
         self._context = ctypes.c_void_p(base.ggml_init(_InitParams(GGML_MEMORY, None, False)))
         self._base = base
         by_token = [x.transpose(1, 0, 2) for x in (numbers.q, numbers.k, numbers.v)]
-        by_token += [x.T[:, :, None] for x in (np.log(numbers.decays), numbers.rates)]
+        logs = np.log(numbers.decays).reshape(*numbers.rates.shape, -1)  # [heads, tokens, 1 or dim]
+        by_token += [logs.transpose(1, 0, 2), numbers.rates.T[:, :, None]]
         # Of every head: [column][row].
         state = numbers.state.transpose(0, 1, 3, 2).reshape(N_HEADS, HEAD_DIM, HEAD_DIM)
         inputs = [self._tensor(x) for x in (*by_token, state)]

@@ -10,7 +10,8 @@ from libcpp.string cimport string
 
 cdef extern from "kernels/delta_net.h" namespace "edgeh2o" nogil:
     cdef struct DeltaSlice:
-        size_t n_tokens, key_dim, qk_stride, v_stride, gate_stride, out_stride
+        size_t n_tokens, key_dim, qk_stride, v_stride, decay_stride, rate_stride, out_stride
+        bint decays_by_row
         const float* q
         const float* k
         const float* v
@@ -18,7 +19,7 @@ cdef extern from "kernels/delta_net.h" namespace "edgeh2o" nogil:
         const float* rates
         float* state
         float* out
-    size_t delta_scratch_size(size_t key_dim)
+    size_t delta_scratch_size(size_t key_dim, bint decays_by_row)
 
 cdef extern from "kernels/ssd.h" namespace "edgeh2o" nogil:
     cdef struct SsdSlice:
@@ -70,6 +71,7 @@ cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
         void (*delta_net_chunks_f32)(const DeltaSlice&, size_t, float*) noexcept
         void (*ssd_f32)(const SsdSlice&) noexcept
         void (*selective_scan_f32)(const ScanSlice&) noexcept
+        void (*row_decays_f32)(float*, const float*, float, float, size_t) noexcept
         void (*multiply_f32)(float*, const float*, const float*, size_t) noexcept
         void (*convolve_f32)(float*, const float* const*, const float*, size_t, size_t, size_t) noexcept
     const KernelTable& find_kernel_table(const string&) except +
@@ -168,35 +170,44 @@ cdef object _made(given, shape):
     return given
 
 
+cdef object _decays(given, size_t n_rates, size_t n, size_t key_dim):
+    """[n, 1] or [n, key_dim] of `given`. Raises ValueError for another shape."""
+    if given.shape not in ((n,), (n, key_dim)) or n_rates != n or key_dim > 512:
+        raise ValueError("rates must have a number per token, and decays one or key_dim, at most 512")
+    return given.reshape(n, -1)
+
+
 def delta_net(str isa, const float[:, ::1] q, const float[:, ::1] k, const float[:, ::1] v,
-              const float[::1] decays, const float[::1] rates, const float[:, ::1] state,
+              decays, const float[::1] rates, const float[:, ::1] state,
               out=None, after=None):
     """Outputs [n, 32] of n tokens, and the state [key_dim, 32] after them; all float32.
 
-    q and k are [n, key_dim], v is [n, 32]; decays and rates are [n]. Given arrays `out` and `after`
-    are written to; an `after` holds the state before already, and `state` gives its shape alone.
+    q and k are [n, key_dim], v is [n, 32]; rates are [n], and decays too, or [n, key_dim]. Given arrays
+    `out` and `after` are written to; an `after` holds the state before already, and `state` gives its
+    shape alone.
     """
     cdef size_t n = q.shape[0], key_dim = q.shape[1]
     if k.shape[0] != q.shape[0] or k.shape[1] != q.shape[1] or v.shape[0] != q.shape[0]:
         raise ValueError("q, k and v differ in shape")
     if v.shape[1] != 32 or state.shape[0] != q.shape[1] or state.shape[1] != 32 or key_dim % 2:
         raise ValueError("v must be [n, 32] and the state [key_dim, 32], key_dim an even number")
-    if decays.shape[0] != q.shape[0] or rates.shape[0] != q.shape[0]:
-        raise ValueError("decays and rates must have a number per token")
+    cdef const float[:, ::1] decayed = _decays(decays, rates.shape[0], n, key_dim)
     cdef float[:, ::1] rows = _made(out, (n, 32))
     cdef float[:, ::1] states = np.array(state) if after is None else _made(after, (key_dim, 32))
     cdef DeltaSlice piece
     piece.n_tokens, piece.key_dim, piece.qk_stride = n, key_dim, key_dim
     piece.q, piece.k, piece.v = &q[0, 0], &k[0, 0], &v[0, 0]
     piece.v_stride = piece.out_stride = 32
-    piece.decays, piece.rates, piece.gate_stride = &decays[0], &rates[0], 1
+    piece.decays, piece.decay_stride = &decayed[0, 0], decayed.shape[1]
+    piece.decays_by_row = decays.ndim == 2
+    piece.rates, piece.rate_stride = &rates[0], 1
     piece.state, piece.out = &states[0, 0], &rows[0, 0]
     table_of(isa).delta_net_f32(piece)
     return np.asarray(rows), np.asarray(states)
 
 
 def delta_net_chunks(str isa, const float[:, ::1] q, const float[:, ::1] k,
-                     const float[:, ::1] v, const float[::1] decays, const float[::1] rates,
+                     const float[:, ::1] v, decays, const float[::1] rates,
                      const float[:, :, ::1] state, out=None, after=None):
     """As `delta_net` in chunks of tokens, for m slices of 32 columns of one head.
 
@@ -209,16 +220,17 @@ def delta_net_chunks(str isa, const float[:, ::1] q, const float[:, ::1] k,
         raise ValueError("the state must be [m, key_dim, 32], key_dim a multiple of 32")
     if <size_t>v.shape[1] != 32 * m:
         raise ValueError("v must be [n, 32 m]")
-    if decays.shape[0] != q.shape[0] or rates.shape[0] != q.shape[0]:
-        raise ValueError("decays and rates must have a number per token")
+    cdef const float[:, ::1] decayed = _decays(decays, rates.shape[0], n, key_dim)
     cdef float[:, ::1] rows = _made(out, (n, 32 * m))
     cdef float[:, :, ::1] states = np.array(state) if after is None else _made(after, (m, key_dim, 32))
-    cdef float[::1] scratch = np.empty(delta_scratch_size(key_dim), np.float32)
+    cdef float[::1] scratch = np.empty(delta_scratch_size(key_dim, decays.ndim == 2), np.float32)
     cdef DeltaSlice piece
     piece.n_tokens, piece.key_dim, piece.qk_stride = n, key_dim, key_dim
     piece.q, piece.k, piece.v = &q[0, 0], &k[0, 0], &v[0, 0]
     piece.v_stride = piece.out_stride = 32 * m
-    piece.decays, piece.rates, piece.gate_stride = &decays[0], &rates[0], 1
+    piece.decays, piece.decay_stride = &decayed[0, 0], decayed.shape[1]
+    piece.decays_by_row = decays.ndim == 2
+    piece.rates, piece.rate_stride = &rates[0], 1
     piece.state, piece.out = &states[0, 0, 0], &rows[0, 0]
     table_of(isa).delta_net_chunks_f32(piece, m, &scratch[0])
     return np.asarray(rows), np.asarray(states)
@@ -282,6 +294,15 @@ def selective_scan(str isa, const float[:, ::1] x, const float[:, ::1] steps, co
     piece.state, piece.out, piece.out_stride = &after[0, 0], &out[0, 0], 16
     table_of(isa).selective_scan_f32(piece)
     return np.asarray(out), np.asarray(after)
+
+
+def row_decays(str isa, const float[::1] x, const float[::1] biases, float a, float log_floor):
+    """exp(log_floor * sigmoid(a * (x + biases))), or exp(a * softplus(x + biases)) of a floor of 0; [n] float32."""
+    if x.shape[0] != biases.shape[0]:
+        raise ValueError(f"x has {x.shape[0]} elements, biases has {biases.shape[0]}")
+    cdef float[::1] out = np.array(x)
+    table_of(isa).row_decays_f32(&out[0], &biases[0], a, log_floor, <size_t>x.shape[0])
+    return np.asarray(out)
 
 
 def multiply(str isa, const float[::1] x, const float[::1] y):

@@ -103,15 +103,15 @@ class LayerConfig:
     a convolution of ``n_conv_taps`` tokens takes the place of attention. One whose mixer is
     "delta_net" has a convolution and ``n_delta_value_heads`` heads of ``delta_head_dim`` values,
     several of which may share the queries and keys of one of ``n_delta_key_heads``: neighbours, if
-    they are grouped, else those that are so many heads apart; with a ``delta_log_floor`` that is
-    not 0 every row of a state decays by itself, to the exponential of that at the least. "mamba2"
-    has a convolution and ``n_ssd_heads`` heads of ``ssd_head_dim`` values, each with a state of
-    ``ssd_state_dim`` rows; what writes to it and reads it is that of one of ``n_ssd_groups``;
-    "attention_mamba2" has attention beside it. "mamba1" has a convolution and ``n_scan_channels``
-    channels, each with ``scan_state_dim`` states, whose steps are made of ``scan_step_rank``
-    numbers, with the
-    ``scan_norms`` "weighted", "plain" or "none". A layer whose
-    mixer is "none" has a feed-forward network only, and one with
+    they are grouped, else those that are so many heads apart; if it ``has_row_decays``, every row
+    of a state decays by itself, with a ``delta_log_floor`` below 0 to the exponential of that at
+    the least, by what is made of the layer's input, or of ``delta_gate_rank`` numbers that are, as
+    its gates then are too. "mamba2" has a convolution and ``n_ssd_heads`` heads of
+    ``ssd_head_dim`` values, each with a state of ``ssd_state_dim`` rows; what writes to it and
+    reads it is that of one of ``n_ssd_groups``; "attention_mamba2" has attention beside it.
+    "mamba1" has a convolution and ``n_scan_channels`` channels, each with ``scan_state_dim``
+    states, whose steps are made of ``scan_step_rank`` numbers, with the ``scan_norms`` "weighted",
+    "plain" or "none". A layer whose mixer is "none" has a feed-forward network only, and one with
     an ``ffn_dim`` of 0 has none. In a mixture of experts a layer ``is_dense`` has one feed-forward
     network. ``xielu`` is of the activation of that name. Of a gate what lies ``gate_cutoff``
     standard deviations above its mean goes into the activation; None: all of it. With a
@@ -136,7 +136,9 @@ class LayerConfig:
     n_delta_value_heads: int = 0
     delta_head_dim: int = 0
     has_grouped_delta_heads: bool = False
+    has_row_decays: bool = False
     delta_log_floor: float = 0.0
+    delta_gate_rank: int = 0
     n_ssd_heads: int = 0
     ssd_head_dim: int = 0
     n_ssd_groups: int = 0

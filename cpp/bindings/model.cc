@@ -116,7 +116,9 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("n_delta_value_heads", layer.delta.n_value_heads);
   reader.read("delta_head_dim", layer.delta.head_dim);
   reader.read("has_grouped_delta_heads", layer.delta.are_grouped);
+  reader.read("has_row_decays", layer.delta.decays_by_row);
   reader.read("delta_log_floor", layer.delta.log_floor);
+  reader.read("delta_gate_rank", layer.delta.gate_rank);
   reader.read("n_ssd_heads", layer.ssd.n_heads);
   reader.read("ssd_head_dim", layer.ssd.head_dim);
   reader.read("n_ssd_groups", layer.ssd.n_groups);

@@ -59,7 +59,7 @@ void check_supported(const DecoderConfig& config) {
     EH2O_CHECK(!layer.has_expert_norms, "experts with norms of their own do not run on a GPU yet", cure);
     EH2O_CHECK(!layer.has_sub_norms, "norms behind attention and activations do not run on a GPU yet", cure);
     EH2O_CHECK(layer.scan.is_none(), "Mamba-1 layers do not run on a GPU yet", cure);
-    EH2O_CHECK(!layer.delta.decays_by_row(),
+    EH2O_CHECK(!layer.delta.decays_by_row,
                "delta nets whose rows decay by themselves do not run on a GPU yet", cure);
     EH2O_CHECK(!layer.has_head_gains, "gains of heads do not run on a GPU yet", cure);
     if (!layer.attends()) continue;

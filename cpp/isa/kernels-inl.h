@@ -20,8 +20,12 @@
 //
 #include "kernels/delta_net-inl.h"
 //
+#include "kernels/delta_net_scores-inl.h"
+//
 #include "kernels/delta_net_chunks-inl.h"
 #include "kernels/selective_scan-inl.h"
+//
+#include "kernels/row_decays-inl.h"
 #include "kernels/softmax-inl.h"
 #include "kernels/ssd-inl.h"
 #include "kernels/streams-inl.h"

@@ -171,7 +171,8 @@ struct LayerSpec {
     if (mixer == MixerKind::kShortConv) return 3 * model_dim;
     if (has_ssd()) return ssd.in_dim() + ssd.n_heads;
     if (mixer == MixerKind::kMamba1) return 3 * scan.n_channels + scan.projected_dim();
-    return delta.conv_dim() + delta.value_dim() + delta.n_value_heads + delta.n_decays();
+    return delta.conv_dim() + delta.value_dim() + delta.n_value_heads + delta.n_decays() +
+           2 * delta.gate_rank;
   }
   size_t mixer_out_dim(size_t model_dim) const {
     if (mixer == MixerKind::kShortConv) return model_dim;

@@ -123,9 +123,17 @@ void Weights::for_each_tensor(const F& f) {
       linear(prefix + "shortconv.out_proj", layer.conv_out, model_dim, model_dim);
     } else if (spec.mixer == MixerKind::kDeltaNet) {
       const DeltaHeads& delta = spec.delta;
-      const bool is_split = delta.decays_by_row();
-      if (!is_split) linear(prefix + "attn_qkv", layer.delta_qkv, delta.conv_dim(), model_dim);
-      linear(prefix + (is_split ? "ssm_g_a" : "attn_gate"), layer.delta_z, delta.value_dim(), model_dim);
+      const bool is_split = delta.decays_by_row;
+      if (!is_split) {
+        linear(prefix + "attn_qkv", layer.delta_qkv, delta.conv_dim(), model_dim);
+        linear(prefix + "attn_gate", layer.delta_z, delta.value_dim(), model_dim);
+      }
+      const auto gate = [&](const std::string& name, Linear& whole, Linear& first) {
+        const size_t rank = delta.gate_rank;
+        linear(prefix + name + "_a", rank > 0 ? first : whole, rank > 0 ? rank : delta.value_dim(),
+               model_dim);
+        if (rank > 0) linear(prefix + name + "_b", whole, delta.value_dim(), rank);
+      };
       if (is_split) {
         for (const auto& [name, slot, taps] : {std::tuple("q", &layer.attn_q, &layer.conv_parts[0]),
                                                {"k", &layer.attn_k, &layer.conv_parts[1]},
@@ -135,7 +143,8 @@ void Weights::for_each_tensor(const F& f) {
             Slot{nullptr, taps, delta.value_dim(), spec.n_conv_taps, true});
         }
         linear(prefix + "ssm_beta", layer.delta_rate, delta.n_value_heads, model_dim);
-        linear(prefix + "ssm_f_a", layer.delta_decay, delta.n_decays(), model_dim);
+        gate("ssm_g", layer.delta_z, layer.delta_z_a);
+        gate("ssm_f", layer.delta_decay, layer.delta_decay_a);
         f(prefix + "ssm_a", Slot{nullptr, &layer.delta_a, delta.n_value_heads, 1, true});
       } else if (delta.are_grouped) {
         linear(prefix + "ssm_ba", layer.delta_gates, 2 * delta.n_value_heads, model_dim);

@@ -55,6 +55,7 @@ struct LayerWeights {
   // Of a delta net: [conv_dim], or attn_q, attn_k and attn_v in its place, [value_dim], [model_dim] outputs;
   // the gates, [n_value_heads] and [n_decays], or both in one matrix.
   Linear delta_qkv, delta_z, delta_out, delta_rate, delta_decay, delta_gates;
+  Linear delta_z_a, delta_decay_a;  // [gate_rank], of which delta_z and delta_decay are made then
   std::vector<float> delta_a, delta_bias, delta_norm;  // [n_value_heads], [n_decays], [head_dim]
   std::vector<float> delta_q_scale, delta_k_scale;     // [head_dim] factors of normed queries and keys
   std::vector<float> attn_q_norm, attn_k_norm;         // [key_dim] or [q_dim] and [k_dim], or empty

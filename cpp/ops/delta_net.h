@@ -15,16 +15,19 @@ struct DeltaHeads {
   size_t head_dim = 0;  // of queries, keys and values
   // Value heads of a key head are neighbours; else value head h has key head h % n_key_heads.
   bool are_grouped = false;
-  // Kimi Delta Attention: every row of a state decays by itself, to the exponential of this at the least, and
-  // every value head has a key head of its own. 0: a head decays as a whole.
-  float log_floor = 0.0f;
+  // Kimi Delta Attention: every row of a state decays by itself, and every value head has a key head of its
+  // own; else a head decays as a whole.
+  bool decays_by_row = false;
+  float log_floor = 0.0f;  // below 0: rows decay to the exponential of this at the least
+  // Of the vectors that decays of rows and the gates of what comes out are made of; 0: they are made of a
+  // layer's input.
+  size_t gate_rank = 0;
 
   bool is_none() const { return n_value_heads == 0; }
   size_t key_dim() const { return n_key_heads * head_dim; }
   size_t value_dim() const { return n_value_heads * head_dim; }
   size_t conv_dim() const { return 2 * key_dim() + value_dim(); }
-  bool decays_by_row() const { return log_floor < 0.0f; }
-  size_t n_decays() const { return decays_by_row() ? value_dim() : n_value_heads; }
+  size_t n_decays() const { return decays_by_row ? value_dim() : n_value_heads; }
   size_t n_state() const { return n_value_heads * head_dim * head_dim; }
   size_t key_head(size_t value_head) const {
     return are_grouped ? value_head / (n_value_heads / n_key_heads) : value_head % n_key_heads;
@@ -37,9 +40,9 @@ struct DeltaHeads {
 void find_gates(MatView<float> rates, MatView<float> decays, const float* a, const float* biases);
 
 // The same of decays by row, [n][n_value_heads * head_dim], of which there are as many biases: the
-// exponential of log_floor * sigmoid(a * (decay + bias)).
-void find_row_gates(const DeltaHeads& heads, MatView<float> rates, MatView<float> decays, const float* a,
-                    const float* biases);
+// exponential of log_floor * sigmoid(a * (decay + bias)), or of a * softplus(decay + bias) without a floor.
+void find_row_gates(const KernelTable& table, const DeltaHeads& heads, MatView<float> rates,
+                    MatView<float> decays, const float* a, const float* biases);
 
 // Bytes of scratch that delta_net needs per thread, aligned.
 size_t delta_scratch_bytes(const DeltaHeads& heads);
@@ -47,7 +50,7 @@ size_t delta_scratch_bytes(const DeltaHeads& heads);
 // qkv [n][conv_dim]: queries, keys, values; out [n][value_dim]. The state [n_state] goes from the token
 // before them to the last: [value_head][head_dim / kDeltaColumns][head_dim][kDeltaColumns]. Tokens go through
 // it in chunks of kDeltaTokens, so that the same n tokens have the same bits in calls that begin at multiples
-// of it, but where rows decay by themselves: there they go one by one. decays: n_decays() of every token.
+// of it. decays: n_decays() of every token.
 // scratch: num_threads() x delta_scratch_bytes; null: tokens go one by one, however many there are.
 void delta_net(const KernelTable& table, const DeltaHeads& heads, MatView<const float> qkv,
                MatView<const float> rates, MatView<const float> decays, StateStep state, MatView<float> out,

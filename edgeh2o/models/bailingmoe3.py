@@ -12,32 +12,9 @@ from . import blocks
 from .experts import ExpertRule
 from .hybrids import HybridRule
 from .latent import LatentRule
+from .row_decay_tensors import row_decay_tensors
 from .spec import ArchitectureSpec, register_architecture
 from .tensors import tensor, tensors_of
-
-_PARTS = ("q", "k", "v")
-_DELTA_NET = (
-    *(
-        tensor(f"blk.{{layer}}.attn_{name}.weight", "model_dim", "delta_value_dim")
-        for name in _PARTS
-    ),
-    *(
-        tensor(
-            f"blk.{{layer}}.ssm_conv1d_{name}.weight",
-            "n_conv_taps",
-            "delta_value_dim",
-            is_vectors=True,
-        )
-        for name in _PARTS
-    ),
-    tensor("blk.{layer}.ssm_f_a.weight", "model_dim", "delta_value_dim"),
-    tensor("blk.{layer}.ssm_g_a.weight", "model_dim", "delta_value_dim"),
-    tensor("blk.{layer}.ssm_beta.weight", "model_dim", "n_delta_heads"),
-    tensor("blk.{layer}.ssm_a", "one", "n_delta_heads", is_vectors=True),
-    tensor("blk.{layer}.ssm_dt.bias", "delta_value_dim"),
-    tensor("blk.{layer}.ssm_norm.weight", "delta_head_dim"),
-    tensor("blk.{layer}.attn_output.weight", "delta_value_dim", "model_dim"),
-)
 
 register_architecture(
     ArchitectureSpec(
@@ -45,7 +22,7 @@ register_architecture(
         qk_row_order="interleaved",
         activation="silu",
         latent=LatentRule(),
-        hybrid=HybridRule(mixer="delta_net", decays_by_row=True),
+        hybrid=HybridRule(mixer="delta_net", row_decays="bounded"),
         experts=ExpertRule(
             shared="required",
             gate="sigmoid",
@@ -58,7 +35,7 @@ register_architecture(
         tensors=(
             *blocks.EMBEDDINGS,
             *blocks.PRE_NORMS,
-            *tensors_of("delta_net", _DELTA_NET),
+            *row_decay_tensors(has_vectors=False),
             *tensors_of(
                 "attention", (tensor("blk.{layer}.attn_gate.weight", "model_dim", "n_heads"),)
             ),

@@ -29,8 +29,9 @@ class HybridRule:
             delta nets in all but every so many layers, of which the last attends;
             "attention_mamba2" is in all layers.
         is_grouped: the value heads of a delta net that share a key head are neighbours.
-        decays_by_row: rows of the states of a delta net decay by themselves (Kimi Delta Attention),
-            and it is in layers without KV heads.
+        row_decays: rows of the states of a delta net decay by themselves (Kimi Delta Attention),
+            and it is in layers without KV heads: to a bound that files give, or without any, by
+            vectors as long as a head ("unbounded").
         has_one_branch: a layer has a mixer or a feed-forward network, not both: the latter where
             the file gives its width, and attention where it gives KV heads.
         has_attention: some layers attend; else none does, and no file says how many heads it has.
@@ -40,7 +41,7 @@ class HybridRule:
 
     mixer: Literal["short_conv", "delta_net", "mamba1", "mamba2", "attention_mamba2", "none"]
     is_grouped: bool = False
-    decays_by_row: bool = False
+    row_decays: Literal["none", "bounded", "unbounded"] = "none"
     has_one_branch: bool = False
     has_attention: bool = True
     has_norms: bool = True
@@ -48,7 +49,7 @@ class HybridRule:
     @property
     def goes_by_kv_heads(self) -> bool:
         """Whether layers without KV heads are those without attention."""
-        return self.decays_by_row or self.mixer in ("short_conv", "mamba1", "mamba2", "none")
+        return self.row_decays != "none" or self.mixer not in ("delta_net", "attention_mamba2")
 
 
 def replace_attention(
@@ -100,8 +101,8 @@ def _read_sizes(keys: ArchitectureKeys, rule: HybridRule) -> dict[str, Any]:
     if rule.mixer == "short_conv":
         return {"n_conv_taps": keys.integer(CONV_KEY, minimum=2, maximum=MAX_CONV_TAPS)}
     taps = {"n_conv_taps": keys.integer("ssm.conv_kernel", minimum=2, maximum=MAX_CONV_TAPS)}
-    if rule.decays_by_row:
-        return {**taps, **_read_row_decays(keys)}
+    if rule.row_decays != "none":
+        return {**taps, **_read_row_decays(keys, is_bounded=rule.row_decays == "bounded")}
     if rule.mixer == "delta_net":
         return {**taps, "has_grouped_delta_heads": rule.is_grouped, **_read_delta_net(keys)}
     return {**taps, **(_read_mamba1(keys, rule) if rule.mixer == "mamba1" else _read_mamba2(keys))}
@@ -136,20 +137,25 @@ def _read_delta_net(keys: ArchitectureKeys) -> dict[str, int]:
     }
 
 
-def _read_row_decays(keys: ArchitectureKeys) -> dict[str, Any]:
+def _read_row_decays(keys: ArchitectureKeys, *, is_bounded: bool) -> dict[str, Any]:
     """Heads are as many as those of attention."""
+    n_heads = keys.integer("attention.head_count", maximum=MAX_DELTA_HEADS)
+    head_dim = keys.integer("kda.head_dim", maximum=MAX_DELTA_HEAD_DIM)
+    sizes = {
+        "has_row_decays": True,
+        "n_delta_key_heads": n_heads,
+        "n_delta_value_heads": n_heads,
+        "delta_head_dim": head_dim,
+    }
+    if not is_bounded:
+        return {**sizes, "delta_gate_rank": head_dim}
     if not keys.metadata.get_bool(keys.full("kda.safe_gate"), default=True):
         raise FormatError(
             f"{keys.quoted('kda.safe_gate')} is false: decays without a lower bound are not "
             "supported"
         )
-    n_heads = keys.integer("attention.head_count", maximum=MAX_DELTA_HEADS)
-    return {
-        "n_delta_key_heads": n_heads,
-        "n_delta_value_heads": n_heads,
-        "delta_head_dim": keys.integer("kda.head_dim", maximum=MAX_DELTA_HEAD_DIM),
-        "delta_log_floor": keys.number("kda.gate_lower_bound", above=-1e3, below=0.0),
-    }
+    floor = keys.number("kda.gate_lower_bound", above=-1e3, below=0.0)
+    return {**sizes, "delta_log_floor": floor}
 
 
 def _read_mamba2(keys: ArchitectureKeys) -> dict[str, int]:

@@ -7,7 +7,6 @@ import pytest
 
 from edgeh2o import _recurrent_kernels as _kernels
 from tests.kernels.inputs import EPS, LENGTHS, normal
-from tests.reference.decoder.delta_net import delta_net
 from tests.reference.decoder.mamba1 import selective_scan
 from tests.reference.decoder.mamba2 import ssd
 
@@ -29,35 +28,6 @@ def test_gate(isa: str, n: int) -> None:
     extreme = np.array([-1e30, -200, 0, 200, 1e30], np.float32)
     result = _kernels.gate(isa, extreme, np.ones_like(extreme))
     np.testing.assert_allclose(result, [0, 0, 0.5, 1, 1], atol=1e-30)
-
-
-@pytest.mark.parametrize("key_dim", [2, 6, 32, 128])
-def test_delta_net(isa: str, key_dim: int) -> None:
-    n, rng = 20, np.random.default_rng(key_dim)
-    q, k = (normal(seed, n, key_dim) for seed in (1, 2))
-    k /= np.linalg.norm(k, axis=1, keepdims=True)
-    v, state = normal(3, n, 32), normal(4, key_dim, 32)
-    decays, rates = (rng.uniform(0.2, 1, n).astype(np.float32) for _ in range(2))
-    scaled = q.astype(np.float64) * key_dim**0.5  # the definition divides by it
-    parts = (x[:, None].astype(np.float64) for x in (scaled, k, v, decays, rates))
-    exact, after = delta_net(*parts, state[None].astype(np.float64))
-    out, new = _kernels.delta_net(isa, q, k, v, decays, rates, state)
-    np.testing.assert_allclose(new, after[0], rtol=1e-5, atol=2e-6)
-    np.testing.assert_allclose(out, exact[:, 0], rtol=1e-5, atol=2e-6 * key_dim**0.5 + 1e-6)
-    given, place = np.empty_like(out), state.copy()
-    _kernels.delta_net(isa, q, k, v, decays, rates, state, given, place)
-    np.testing.assert_array_equal(given, out)
-    np.testing.assert_array_equal(place, new)
-    with pytest.raises(ValueError, match=r"written to is \(19, 32\) and must be \(20, 32\)"):
-        _kernels.delta_net(isa, q, k, v, decays, rates, state, given[1:])
-    # Token by token, the same bits.
-    halves = []
-    for part in (slice(0, 7), slice(7, n)):
-        rows = (np.ascontiguousarray(x[part]) for x in (q, k, v, decays, rates))
-        half, state = _kernels.delta_net(isa, *rows, state)
-        halves.append(half)
-    np.testing.assert_array_equal(np.concatenate(halves), out)
-    np.testing.assert_array_equal(state, new)
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
@@ -129,47 +99,6 @@ def test_streams(isa: str, n: int) -> None:
         exact + shares[:, None].astype(np.float64) * (computed - exact[0]),
         atol=16 * EPS,
     )
-
-
-# Decays that a product of a few is 0 of, and keys that are all the same: what is written then
-# replaces all that was there.
-@pytest.mark.parametrize("kind", ["usual", "vanishing", "lasting", "one key"])
-# Less than a tile, full chunks, and a rest of either kind.
-@pytest.mark.parametrize(("n", "key_dim"), [(3, 32), (8, 64), (37, 128), (64, 32), (101, 128)])
-def test_delta_net_in_chunks(isa: str, n: int, key_dim: int, kind: str) -> None:
-    rng, slices = np.random.default_rng(n), 2
-    q, k = (normal(seed, n, key_dim) for seed in (1, 2))
-    if kind == "one key":
-        k[:] = k[0]
-    k /= np.linalg.norm(k, axis=1, keepdims=True)
-    v, state = normal(3, n, 32 * slices), normal(4, slices, key_dim, 32)
-    decays, rates = (rng.uniform(0.2, 1, n).astype(np.float32) for _ in range(2))
-    if kind == "vanishing":
-        decays[::2], decays[::6] = 1e-30, 0
-    elif kind != "usual":
-        decays[:], rates[:] = 1, rng.uniform(0.99, 1, n)
-    scaled = q.astype(np.float64) * key_dim**0.5  # the definition divides by it
-    parts = (x[:, None].astype(np.float64) for x in (scaled, k, v, decays, rates))
-    before = np.concatenate(list(state), axis=1)[None].astype(np.float64)
-    exact, after = delta_net(*parts, before)
-    out, new = _kernels.delta_net_chunks(isa, q, k, v, decays, rates, state)
-    np.testing.assert_allclose(np.concatenate(list(new), axis=1), after[0], rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(out, exact[:, 0], rtol=1e-5, atol=3e-6 * key_dim**0.5 + 1e-5)
-
-    # Slices by themselves, and calls of whole chunks: the same bits.
-    for i in range(slices):
-        own, its = np.ascontiguousarray(v[:, 32 * i : 32 * i + 32]), state[i : i + 1]
-        alone, alone_after = _kernels.delta_net_chunks(isa, q, k, own, decays, rates, its)
-        np.testing.assert_array_equal(alone, out[:, 32 * i : 32 * i + 32])
-        np.testing.assert_array_equal(alone_after[0], new[i])
-    pieces = []
-    for part in np.split(np.arange(n), [32, 96]):
-        if len(part):
-            rows = (x[part] for x in (q, k, v, decays, rates))
-            piece, state = _kernels.delta_net_chunks(isa, *rows, state)
-            pieces.append(piece)
-    np.testing.assert_array_equal(np.concatenate(pieces), out)
-    np.testing.assert_array_equal(state, new)
 
 
 def test_reglu(isa: str, n: int) -> None:

@@ -1,5 +1,7 @@
 #include "model/mixers/delta_net.h"
 
+#include <tuple>
+
 #include "model/branch.h"
 #include "model/mixers/recurrent.h"
 #include "ops/convolution.h"
@@ -15,7 +17,7 @@ struct DeltaNet {
 
   static void project(const LayerCall& call, MatView<float> x, const Parts& parts) {
     const LayerWeights& w = call.layer_weights();
-    if (call.spec().delta.decays_by_row()) return project_apart(call, x, parts);
+    if (call.spec().delta.decays_by_row) return project_apart(call, x, parts);
     const bool has_one_matrix = static_cast<bool>(w.delta_gates.weight);
     const MatmulInput input =
         has_one_matrix
@@ -33,18 +35,31 @@ struct DeltaNet {
   // Queries, keys and values have a matrix each.
   static void project_apart(const LayerCall& call, MatView<float> x, const Parts& parts) {
     const LayerWeights& w = call.layer_weights();
-    const std::initializer_list<const Linear*> layers = {&w.attn_q,  &w.attn_k,     &w.attn_v,
-                                                         &w.delta_z, &w.delta_rate, &w.delta_decay};
+    const KernelTable& table = call.table();
+    const bool has_vectors = call.spec().delta.gate_rank > 0;
+    const Linear &z = has_vectors ? w.delta_z_a : w.delta_z,
+                 &decay = has_vectors ? w.delta_decay_a : w.delta_decay;
+    const MatView<float>&z_out = has_vectors ? parts.z_vectors : parts.z,
+          &decay_out = has_vectors ? parts.decay_vectors : parts.decays;
+    const std::initializer_list<const Linear*> layers = {&w.attn_q, &w.attn_k,     &w.attn_v,
+                                                         &z,        &w.delta_rate, &decay};
     const MatmulInput input = begin_branch(call, x, w.attn_norm, layers);
     const size_t dim = call.spec().delta.key_dim(), stride = parts.rows.stride;
     float* rows = parts.rows.data;
     const MatmulOutput outputs[] = {output_of(w.attn_q, rows, stride),
                                     output_of(w.attn_k, rows + dim, stride),
                                     output_of(w.attn_v, rows + 2 * dim, stride),
-                                    output_of(w.delta_z, parts.z.data, parts.z.stride),
-                                    output_of(w.delta_rate, parts.rates.data, parts.rates.stride),
-                                    output_of(w.delta_decay, parts.decays.data, parts.decays.stride)};
-    matmul(call.table(), input, {outputs, layers.size()}, call.products());
+                                    output_of(z, z_out.data, stride),
+                                    output_of(w.delta_rate, parts.rates.data, stride),
+                                    output_of(decay, decay_out.data, stride)};
+    matmul(table, input, {outputs, layers.size()}, call.products());
+    if (!has_vectors) return;
+    for (const auto& [vectors, linear, out] :
+         {std::tuple(z_out, &w.delta_z, parts.z.data), {decay_out, &w.delta_decay, parts.decays.data}}) {
+      const MatmulOutput output = output_of(*linear, out, stride);
+      matmul(table, pack_rows(table, as_const(vectors), packed_for(call, {linear})), {&output, 1},
+             call.products());
+    }
   }
 
   // Queries and keys x / sqrt(|x|^2 + eps), as an RMS norm; queries also by the root of the head size.
@@ -70,8 +85,8 @@ struct DeltaNet {
     if (looks_ahead) state.note_inputs(begin, qkv);
     convolve_silu(table, parts.rows, w.conv.data(), call.spec().n_conv_taps, step.at(heads.n_state()));
     norm_qk(call, parts.rows);
-    if (heads.decays_by_row()) {
-      find_row_gates(heads, parts.rates, parts.decays, w.delta_a.data(), w.delta_bias.data());
+    if (heads.decays_by_row) {
+      find_row_gates(table, heads, parts.rates, parts.decays, w.delta_a.data(), w.delta_bias.data());
     } else {
       find_gates(parts.rates, parts.decays, w.delta_a.data(), w.delta_bias.data());
     }
@@ -87,7 +102,7 @@ struct DeltaNet {
     rms_norm_groups(table, out, {w.delta_norm.data(), w.delta_norm.size()}, call.config.norm_eps);
     const ActivationsOut gated{{packed.needs_floats ? out.data : nullptr, out.rows, out.cols, out.stride},
                                packed};
-    const GateKernel gate = call.spec().delta.decays_by_row() ? table.gate_f32 : table.swiglu_f32;
+    const GateKernel gate = call.spec().delta.decays_by_row ? table.gate_f32 : table.swiglu_f32;
     const MatmulInput input =
         gate_rows(table, gate, as_const(parts.z), as_const(out), gated, call.buffers().scratch);
     end_branch(call, x, input, w.delta_out, w.attn_post_norm);

@@ -14,9 +14,10 @@
 namespace edgeh2o {
 
 // Parts of mixers whose state has matrices, side by side in rows of the workspace: a gate of what comes out,
-// inputs of the convolution, and the gates of the recurrence.
+// inputs of the convolution, and the gates of the recurrence; and what gates are made of, where that is
+// not the layer's input.
 struct MatrixParts {
-  MatView<float> z, rows, rates, decays;
+  MatView<float> z, rows, rates, decays, z_vectors, decay_vectors;
 
   MatrixParts(const LayerCall& call, size_t n) {
     const Recurrence recurrence = call.spec().recurrence(call.config.model_dim);
@@ -31,10 +32,13 @@ struct MatrixParts {
     rows = take(recurrence.conv_dim);
     rates = take(n_gates);
     decays = take(recurrence.n_decays());
+    z_vectors = take(recurrence.delta.gate_rank);
+    decay_vectors = take(recurrence.delta.gate_rank);
   }
   MatrixParts rows_from(size_t first, size_t n) const {
     MatrixParts parts = *this;
-    for (MatView<float>* part : {&parts.z, &parts.rows, &parts.rates, &parts.decays}) {
+    for (MatView<float>* part :
+         {&parts.z, &parts.rows, &parts.rates, &parts.decays, &parts.z_vectors, &parts.decay_vectors}) {
       *part = part->rows_from(first, n);
     }
     return parts;

@@ -11,24 +11,28 @@ namespace {
 
 // The gated delta rule in double precision, of kDeltaColumns columns at a time.
 struct DeltaCase {
-  size_t n_tokens, key_dim, n_slices, width;
+  size_t n_tokens, key_dim, n_slices, width, n_decays;
   std::vector<float> q, k, v, decays, rates, state, out;
 
-  DeltaCase(size_t n, size_t dim, size_t slices, Random& random)
-      : n_tokens(n), key_dim(dim), n_slices(slices), width(slices * kDeltaColumns) {
+  DeltaCase(size_t n, size_t dim, size_t slices, bool by_row, Random& random)
+      : n_tokens(n),
+        key_dim(dim),
+        n_slices(slices),
+        width(slices * kDeltaColumns),
+        n_decays(by_row ? dim : 1) {
     const float length = 1 / std::sqrt(static_cast<float>(dim));
     q = random.uniform_vector(n * dim, -1, 1);
     k = random.uniform_vector(n * dim, -length, length);
     v = random.uniform_vector(n * width, -2, 2);
-    decays = random.uniform_vector(n, 0.2f, 1);
+    decays = random.uniform_vector(n * n_decays, 0.2f, 1);
     rates = random.uniform_vector(n, 0, 1);
     state = random.uniform_vector(dim * width, -1, 1);
     state.resize(state.size() + kGuard, kUntouched);
     out.resize(n * width + kGuard, kUntouched);
   }
   DeltaSlice slice() {
-    return {n_tokens,      key_dim,      q.data(), k.data(),     key_dim,    v.data(), width,
-            decays.data(), rates.data(), 1,        state.data(), out.data(), width};
+    return {n_tokens,      key_dim,  q.data(),     k.data(), key_dim,      v.data(),   width, n_decays > 1,
+            decays.data(), n_decays, rates.data(), 1,        state.data(), out.data(), width};
   }
   void compare(const std::vector<float>& before, Check& check) const {
     const double error = static_cast<double>(10 * n_tokens * (key_dim + 8)) * kEps;
@@ -39,7 +43,7 @@ struct DeltaCase {
       for (size_t t = 0; t < n_tokens; ++t) {
         double read = 0, want = 0;
         for (size_t row = 0; row < key_dim; ++row) {
-          exact[row] *= decays[t];
+          exact[row] *= decays[t * n_decays + (n_decays > 1 ? row : 0)];
           read += exact[row] * k[t * key_dim + row];
         }
         const double d = rates[t] * (v[t * width + column] - read);
@@ -61,10 +65,12 @@ struct DeltaCase {
 void check_delta_net(const KernelTable& table, Check& check) {
   Random random(11);
   for (const size_t key_dim : {size_t{2}, size_t{6}, size_t{32}, size_t{128}}) {
-    DeltaCase one(5, key_dim, 1, random);
-    const std::vector<float> before = one.state;
-    table.delta_net_f32(one.slice());
-    one.compare(before, check);
+    for (const bool by_row : {false, true}) {
+      DeltaCase one(5, key_dim, 1, by_row, random);
+      const std::vector<float> before = one.state;
+      table.delta_net_f32(one.slice());
+      one.compare(before, check);
+    }
   }
 }
 
@@ -72,13 +78,37 @@ void check_delta_net_chunks(const KernelTable& table, Check& check) {
   Random random(13);
   for (const size_t key_dim : {size_t{32}, size_t{96}}) {
     for (const size_t n_tokens : {size_t{1}, size_t{11}, size_t{32}, size_t{75}}) {
-      DeltaCase one(n_tokens, key_dim, 2, random);
-      const std::vector<float> before = one.state;
-      std::vector<float> scratch(delta_scratch_size(key_dim), std::numeric_limits<float>::quiet_NaN());
-      scratch.resize(scratch.size() + kGuard, kUntouched);
-      table.delta_net_chunks_f32(one.slice(), one.n_slices, scratch.data());
-      one.compare(before, check);
-      check.untouched(scratch, delta_scratch_size(key_dim));
+      for (const bool by_row : {false, true}) {
+        DeltaCase one(n_tokens, key_dim, 2, by_row, random);
+        const std::vector<float> before = one.state;
+        const size_t size = delta_scratch_size(key_dim, by_row);
+        std::vector<float> scratch(size, std::numeric_limits<float>::quiet_NaN());
+        scratch.resize(size + kGuard, kUntouched);
+        table.delta_net_chunks_f32(one.slice(), one.n_slices, scratch.data());
+        one.compare(before, check);
+        check.untouched(scratch, size);
+      }
+    }
+  }
+}
+
+void check_row_decays(const KernelTable& table, Check& check) {
+  Random random(15);
+  for (const size_t n : {size_t{1}, size_t{31}, size_t{64}}) {
+    for (const float log_floor : {0.0f, -5.0f}) {
+      const float a = log_floor < 0 ? 1.5f : -1.5f;
+      const std::vector<float> steps = random.uniform_vector(n, -4, 4),
+                               biases = random.uniform_vector(n, -2, 2);
+      std::vector<float> out = steps;
+      out.resize(n + kGuard, kUntouched);
+      table.row_decays_f32(out.data(), biases.data(), a, log_floor, n);
+      for (size_t i = 0; i < n; ++i) {
+        const double step = static_cast<double>(steps[i]) + biases[i];
+        const double log =
+            log_floor < 0 ? log_floor / (1 + std::exp(-a * step)) : a * std::log1p(std::exp(step));
+        check.near(out[i], std::exp(log), 40 * kEps);
+      }
+      check.untouched(out, n);
     }
   }
 }
@@ -167,6 +197,7 @@ const std::vector<KernelCheck>& recurrent_checks() {
       {"delta_net_chunks_f32", check_delta_net_chunks},
       {"ssd_f32", check_ssd},
       {"selective_scan_f32", check_selective_scan},
+      {"row_decays_f32", check_row_decays},
   };
   return checks;
 }
