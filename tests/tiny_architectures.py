@@ -99,6 +99,13 @@ FAMILIES: Mapping[str, Family] = {
         has_expert_bias=True,
         has_shared_width=True,
     ),
+    "kimi-linear": Family(
+        is_latent=True,
+        has_row_decays=True,
+        has_decay_vectors=True,
+        has_experts=True,
+        has_expert_bias=True,
+    ),
     "bailingmoe": Family(has_experts=True, has_expert_scales=True, has_softmax_gate=True),
     "deepseek": Family(
         has_experts=True,

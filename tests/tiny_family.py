@@ -31,6 +31,7 @@ class Family:
         has_grouped_heads: neighbouring value heads of a delta net share a key head, and its gates
             are one matrix.
         has_row_decays: every other layer has a delta net whose rows decay by themselves.
+        has_decay_vectors: they do so by vectors as long as a head, without a bound.
         mamba2: layers have Mamba-2: "other" than those with KV heads, by default every other one;
             "beside" attention; or "single", by turns with attention and feed-forward networks
             without a gate, of which a layer has one.
@@ -93,6 +94,7 @@ class Family:
     has_delta_net: bool = False
     has_grouped_heads: bool = False
     has_row_decays: bool = False
+    has_decay_vectors: bool = False
     mamba2: Literal["other", "beside", "single"] | None = None
     has_mamba1: bool = False
     has_only_mamba1: bool = False

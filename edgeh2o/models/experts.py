@@ -48,6 +48,8 @@ class ExpertRule:
         has_dense_layers: the first layers may have one feed-forward network.
         has_scales: files say whether shares are normalised, may multiply them, and choose among
             groups of experts first.
+        normalises_by_default: with ``has_scales``, files that do not say whether have
+            them normalised.
         halves_shared: with a shared expert the sum of all is halved.
         reads_layer_input: routers read what their layer gets, before its mixer, without a norm.
         has_gate_limits: files give limits of the experts' gates, one for all or one for each layer.
@@ -64,6 +66,7 @@ class ExpertRule:
     has_bias: bool | Literal["optional"] = False
     has_dense_layers: bool = False
     has_scales: bool = False
+    normalises_by_default: bool = False
     halves_shared: bool = False
     reads_layer_input: bool = False
     has_gate_limits: bool = False
@@ -151,7 +154,9 @@ def read_feed_forward(
         ffn_dims=widths,
         shared_ffn_dim=_read_shared(keys, rule, width),
         n_dense_layers=n_dense,
-        is_normalised=keys.metadata.get_bool(keys.full(NORM_KEY), default=False)
+        is_normalised=keys.metadata.get_bool(
+            keys.full(NORM_KEY), default=rule.normalises_by_default
+        )
         if rule.has_scales
         else rule.is_normalised,
         gate=_read_gate(keys, rule),

@@ -41,6 +41,7 @@ MODULES = (
     "hunyuan",
     "internlm2",
     "jamba",
+    "kimi_linear",
     "lfm2",
     "llama",
     "maincoder",

@@ -99,6 +99,15 @@ MIXTURES: Mapping[str, Mapping[str, object]] = {
         "n_conv_taps": 4,
         "tied": False,
     },
+    "kimi-linear": {
+        "architecture": "kimi-linear",
+        "n_layers": 4,
+        "n_experts": 8,
+        "n_experts_used": 3,
+        "n_conv_taps": 4,
+        "q_rank": 0,
+        "tied": False,
+    },
     "bailingmoe3_input": {
         "architecture": "bailingmoe3",
         "q_rank": 0,

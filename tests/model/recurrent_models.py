@@ -13,6 +13,10 @@ MODELS: dict[str, dict[str, object]] = {
         **{"architecture": "bailingmoe3", "n_layers": 4, "n_conv_taps": 4},
         **{"q_rank": 64, "kv_rank": 64, "nope_dim": 32},
     },
+    "kimi-linear": {
+        **{"architecture": "kimi-linear", "n_layers": 4, "n_conv_taps": 4},
+        **{"q_rank": 0, "kv_rank": 64, "nope_dim": 32},
+    },
     "granitehybrid": {"architecture": "granitehybrid", "n_layers": 4, "n_conv_taps": 4},
     # Keys and values and a recurrent state in one layer.
     "falcon-h1": {"architecture": "falcon-h1", "n_layers": 2},

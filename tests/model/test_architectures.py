@@ -49,6 +49,7 @@ MODELS = {
         **{"n_expert_groups": 4, "n_expert_groups_used": 2, "n_shared_experts": 2},
     },
     "bailingmoe3": {"architecture": "bailingmoe3", "n_layers": 4, "n_conv_taps": 4},
+    "kimi-linear": {"architecture": "kimi-linear", "n_layers": 4, "n_conv_taps": 4, "q_rank": 0},
     "chatglm-fused": {"architecture": "chatglm", "rotary_dim": 8, "is_fused": True},
     "bailingmoe-shared": {"architecture": "bailingmoe", "n_shared_experts": 2},
     "deepseek-dense-layers": {"architecture": "deepseek", "n_layers": 3, "n_dense_layers": 2},

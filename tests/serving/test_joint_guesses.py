@@ -28,6 +28,7 @@ KINDS: dict[str, dict[str, object]] = {
     "lfm2": {"n_layers": 4},
     "qwen35": {"n_layers": 4},
     "bailingmoe3": {"n_layers": 4},
+    "kimi-linear": {"n_layers": 4, "q_rank": 0},
     "granitehybrid": {"n_layers": 4},
     "falcon-h1": {"n_layers": 2},
     "deepseek2": {"n_layers": 3, "n_experts": 4, "n_experts_used": 2},

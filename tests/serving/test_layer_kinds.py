@@ -19,6 +19,7 @@ KINDS: dict[str, dict[str, object]] = {
     "lfm2": {"n_layers": 4},
     "qwen35": {"n_layers": 4},
     "bailingmoe3": {"n_layers": 4},
+    "kimi-linear": {"n_layers": 4, "q_rank": 0},
     "granitehybrid": {"n_layers": 4},
     "falcon-h1": {"n_layers": 2},
     "nemotron_h": {"n_layers": 4},

@@ -38,8 +38,9 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     if family.has_row_decays:
         writer.add_ssm_conv_kernel(model.n_conv_taps)
         writer.add_uint32(f"{model.architecture}.kda.head_dim", model.delta_head_dim)
-        writer.add_bool(f"{model.architecture}.kda.safe_gate", True)
-        writer.add_float32(f"{model.architecture}.kda.gate_lower_bound", LOG_FLOOR)
+        if not family.has_decay_vectors:
+            writer.add_bool(f"{model.architecture}.kda.safe_gate", True)
+            writer.add_float32(f"{model.architecture}.kda.gate_lower_bound", LOG_FLOOR)
     if family.mamba2 is not None:
         writer.add_ssm_conv_kernel(model.n_conv_taps)
         writer.add_ssm_group_count(model.n_ssd_groups)
@@ -115,13 +116,19 @@ def _add_row_decays(normal: Callable[..., None], prefix: str, model: TinyModel) 
     for name in "qkv":
         normal(f"{prefix}ssm_conv1d_{name}.weight", 1, inner, 1, model.n_conv_taps, std=0.6)
     normal(f"{prefix}ssm_dt.bias", inner, std=0.5, mean=-3.0)
-    normal(f"{prefix}ssm_a", heads, 1, std=0.1, mean=1.0)
+    has_vectors, rank = model.family.has_decay_vectors, model.delta_head_dim
+    if has_vectors:  # as llama.cpp's converter writes it
+        normal(f"{prefix}ssm_a", 1, heads, 1, std=0.1, mean=-1.0)
+    else:
+        normal(f"{prefix}ssm_a", heads, 1, std=0.1, mean=1.0)
     normal(f"{prefix}ssm_norm.weight", model.delta_head_dim, std=0.1, mean=1.0)
     std = width**-0.5
+    gates = [(f"ssm_{name}_a", rank if has_vectors else inner, width, std) for name in "fg"]
+    if has_vectors:
+        gates += [(f"ssm_{name}_b", inner, rank, rank**-0.5) for name in "fg"]
     return [
         *((f"attn_{name}", inner, width, std) for name in "qkv"),
-        ("ssm_f_a", inner, width, std),
-        ("ssm_g_a", inner, width, std),
+        *gates,
         ("ssm_beta", heads, width, std),
         ("attn_output", width, inner, inner**-0.5),
     ]

@@ -34,6 +34,7 @@ REFUSED = {
     "smallthinker": "experts chosen by the input of their layer",
     "maple": "networks whose gate has a limit",
     "bailingmoe3": "delta nets whose rows decay by themselves",
+    "kimi-linear": "delta nets whose rows decay by themselves",
     "talkie": "norms without weights",
     "plamo": "feed-forward networks beside attention",
     "qwen": "joint biases of queries, keys and values",

@@ -117,6 +117,7 @@ FAMILIES: Mapping[str, Family] = {
     "bailingmoe": Family(is_interleaved=True),
     "bailingmoe2": Family(),
     "bailingmoe3": Family(is_interleaved=True),
+    "kimi-linear": Family(no_rope_period=1),
     "bitnet": Family(),
     "chatglm": Family(is_interleaved=True),
     "codeshell": Family(is_ungated=True, ungated="ungated_gelu", has_layer_norm=True),

@@ -51,14 +51,23 @@ class RecurrentBlocks:
             )
         ).reshape(len(x), 3, len(a), -1)
         q, k = (self._of_length_1(heads[:, i]) for i in range(2))
-        steps = self.rows.linear(prefix + "ssm_f_a", normed) + weights[f"{prefix}ssm_dt.bias"]
-        decays = np.exp(self.config.delta_log_floor * sigmoid(a * steps.reshape(q.shape)))
+        steps, gates = (self._gate(prefix + name, normed) for name in ("ssm_f", "ssm_g"))
+        steps = (steps + weights[f"{prefix}ssm_dt.bias"]).reshape(q.shape)
+        if (floor := self.config.delta_log_floor) < 0.0:
+            decays = np.exp(floor * sigmoid(a * steps))
+        else:
+            decays = np.exp(a * np.logaddexp(0.0, steps))
         rates = sigmoid(self.rows.linear(prefix + "ssm_beta", normed))
         state = self._delta_states.get(layer, np.zeros((len(a), q.shape[-1], q.shape[-1])))
         out, self._delta_states[layer] = delta_net(q, k, heads[:, 2], decays, rates, state)
         out = self.rows.norm(prefix + "ssm_norm", out.reshape(len(x), -1))
-        gates = sigmoid(self.rows.linear(prefix + "ssm_g_a", normed))
-        return self.rows.linear(prefix + "attn_output", out * gates)
+        return self.rows.linear(prefix + "attn_output", out * sigmoid(gates))
+
+    def _gate(self, name: str, normed: Array) -> Array:
+        """Of the rows, or of vectors that are made of them."""
+        first = self.rows.linear(name + "_a", normed)
+        has_vectors = f"{name}_b.weight" in self.weights
+        return self.rows.linear(name + "_b", first) if has_vectors else first
 
     def delta(self, layer: int, x: Array) -> Array:
         """A gated delta net: see ``delta_net``."""
