@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from ..errors import FormatError
 from .base import Tokenizer
 from .byte_bpe import ByteBpeTokenizer
+from .plamo2 import PlamoTokenizer
 from .pre_tokenizers import pre_tokenizer_names as byte_pre_tokenizer_names
 from .raw_bpe import RAW_RULES, RawBpeTokenizer
 from .sentencepiece import SentencePieceTokenizer
@@ -55,6 +56,7 @@ _BUILDERS: dict[str, Callable[[Mapping[str, object]], Tokenizer]] = {
     "gemma4": _build_gemma4,
     "gpt2": _build_bpe,
     "llama": SentencePieceTokenizer,
+    "plamo2": PlamoTokenizer,
 }
 
 # Models that GGUF files are known to name; the text says what each of them is.
@@ -62,7 +64,6 @@ _NOT_SUPPORTED = {
     "bert": "WordPiece",
     "t5": "SentencePiece unigram",
     "rwkv": "RWKV trie",
-    "plamo2": "PLaMo-2",
     "hybriddna": "BPE with DNA k-mers",
     "whitespace": "BPE on words between whitespace",
     "none": "no vocabulary",

@@ -52,7 +52,7 @@ class SentencePieceTokenizer(Tokenizer):
             unknown_id = vocabulary.types.index(TokenType.UNKNOWN)
         self._scores = read_scores(metadata, len(vocabulary))
         # Of the bytes of what is no piece.
-        self._byte_ids = _find_byte_ids(vocabulary, unknown_id)
+        self._byte_ids = find_byte_ids(vocabulary, unknown_id)
 
     @cached_property
     def _merger(self) -> PieceMerger:
@@ -73,7 +73,7 @@ class SentencePieceTokenizer(Tokenizer):
         return spell_piece(text)
 
 
-def _find_byte_ids(vocabulary: Vocabulary, unknown_id: int | None) -> list[int]:
+def find_byte_ids(vocabulary: Vocabulary, unknown_id: int | None) -> list[int]:
     """The id of each byte: its byte token, its character, or the unknown token."""
     byte_ids = []
     for byte in range(256):
