@@ -226,6 +226,13 @@ FAMILIES: Mapping[str, Family] = {
         fused_qkv=True,
     ),
     "olmoe": Family(qk_norm="projection", has_experts=True, has_expert_width=False),
+    "plamo3": Family(
+        post_norms=True,
+        post_norm_suffix="",
+        qk_norm="head",
+        fused_qkv=True,
+        fused_gate_up=True,
+    ),
     "phi3": Family(fused_qkv=True, fused_gate_up=True),
     "phimoe": Family(
         has_norm_biases=True,

@@ -13,6 +13,7 @@ class Family:
 
     Attributes:
         pre_norms, post_norms: the input and the output of a branch are normed.
+        post_norm_suffix: with what the names of norms of outputs end.
         qk_norm: "head" or "projection": queries and keys are normed.
         qkv_biases: Q, K and V have biases.
         ffn_norm: name of the norm of the feed-forward network's input.
@@ -78,6 +79,7 @@ class Family:
 
     pre_norms: bool = True
     post_norms: bool = False
+    post_norm_suffix: str = ".weight"
     qk_norm: str | None = None
     qkv_biases: bool = False
     ffn_norm: str = "ffn_norm"

@@ -65,6 +65,7 @@ MODULES = (
     "phi3",
     "phimoe",
     "plamo",
+    "plamo3",
     "plm",
     "qwen",
     "qwen2",

@@ -290,6 +290,21 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "rope_base": 1e6,
         "rope_base_sliding": 500.0,
     },
+    "plamo3": {
+        "architecture": "plamo3",
+        "n_layers": 9,
+        "sliding_window": 24,
+        "rope_base": 1e6,
+        "rope_base_sliding": 500.0,
+    },
+    "plamo3_pattern": {
+        "architecture": "plamo3",
+        "sliding_window": 40,
+        "sliding_window_pattern": 2,
+        "rope_base": 1e6,
+        "tied": False,
+    },
+    "plamo3_full": {"architecture": "plamo3", "head_dim": 32},
     "gemma3_full": {"architecture": "gemma3"},
     # llama.cpp shares keys and values behind the twentieth layer, and cuts off gates of ten layers.
     "gemma3n": {

@@ -131,7 +131,8 @@ def _add_norms(normal: Callable[..., None], model: TinyModel, prefix: str) -> No
         ("post_ffw_norm", family.post_norms),
     ):
         if is_there:
-            normal(f"{prefix}{name}.weight", model.model_dim, std=0.1, mean=1.0)
+            suffix = family.post_norm_suffix if name.startswith("post_") else ".weight"
+            normal(f"{prefix}{name}{suffix}", model.model_dim, std=0.1, mean=1.0)
             if family.has_norm_biases:
                 normal(f"{prefix}{name}.bias", model.model_dim, std=0.2)
 

@@ -209,6 +209,7 @@ FAMILIES: Mapping[str, Family] = {
     "phi3": Family(),
     "phimoe": Family(),
     "plamo": Family(is_parallel=True, ffn_norm="attn_norm"),
+    "plamo3": Family(window_period=8, sliding_base=10000.0),
     "plm": Family(is_interleaved=True, is_ungated=True),
     "qwen": Family(),
     "qwen2": Family(),

@@ -301,10 +301,13 @@ def _split_latent(weights: Weights, prefix: str, sizes: LatentSizes) -> None:
 
 
 def _name_experts(weights: Weights) -> None:
-    """Makes matrices ``ffn_up_exps.3.weight`` of the stacks ``ffn_up_exps.weight``."""
+    """Makes matrices ``ffn_up_exps.3.weight`` of the stacks ``ffn_up_exps.weight``, and names what
+    files name otherwise."""
     for name in [name for name in weights if name.endswith("_exps.weight")]:
         for index, matrix in enumerate(weights.pop(name)):
             weights[name.replace(".weight", f".{index}.weight")] = matrix
+    for name in [name for name in weights if name.endswith(("_attention_norm", "post_ffw_norm"))]:
+        weights[f"{name}.weight"] = weights.pop(name)
     for name in [name for name in weights if name.endswith(".exp_probs_b")]:
         weights[f"{name}.bias"] = weights.pop(name)
     for name in [name for name in weights if ".ffn_gate_up_exps." in name]:
