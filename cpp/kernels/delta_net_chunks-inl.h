@@ -96,7 +96,7 @@ struct DeltaChunk {
   }
 };
 
-// n_slices neighbouring slices of a head, of which slice is the slice. Tokens that fill no tile go one by
+// n_slices neighbouring slices of a head, of which slice is the first. Tokens that fill no tile go one by
 // one.
 inline void delta_net_chunks_f32(const DeltaSlice& slice, size_t n_slices, float* scratch) {
   const size_t n_in_chunks = slice.n_tokens - slice.n_tokens % DeltaScores::kRows;
