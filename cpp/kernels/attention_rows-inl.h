@@ -17,7 +17,7 @@ EH2O_INLINE void dot_rows(float* out, size_t out_stride, const float* q, size_t 
   using namespace simd;
   F32 sum[kRows][kKeys];
   unroll<kRows>([&](auto r) { unroll<kKeys>([&](auto i) { sum[r][i] = zero(); }); });
-  for_each_vector(head_dim, [&](size_t dim, auto count) {
+  for_each_vector(head_dim, [&](size_t dim, auto count) EH2O_INLINE_LAMBDA {
     F32 keys[kKeys];
     unroll<kKeys>(
         [&](auto i) { keys[i] = load_cached<kType>(k + i * kv_row_bytes(kType, head_dim), dim, count); });

@@ -64,9 +64,7 @@ EH2O_INLINE simd::F32 load_cached(const uint8_t* row, size_t dim, Count count) {
     const simd::F32 quants = simd::load_s8(reinterpret_cast<const int8_t*>(block + 2 + dim % kKvBlock));
     return simd::mul(quants, simd::set1_f16(reinterpret_cast<const uint16_t*>(block)));
   } else if constexpr (std::is_same_v<Count, size_t>) {
-    uint16_t tail[simd::kLanes] = {};
-    __builtin_memcpy(tail, row + dim * sizeof(uint16_t), count * sizeof(uint16_t));
-    return simd::load_f16(tail);
+    return simd::load_f16_partial(reinterpret_cast<const uint16_t*>(row) + dim, count);
   } else {
     return simd::load_f16(reinterpret_cast<const uint16_t*>(row) + dim);
   }
