@@ -16,8 +16,8 @@ from edgeh2o.formats.gguf_writer import write_gguf
 TYPES = {item.name: item for item in TENSOR_TYPES.values()}
 # As files of about two and three bits mix them.
 MIXED = {
-    **{"ffn_gate": "IQ2_XXS", "ffn_up": "IQ3_XXS", "ffn_down": "IQ2_S", "attn_v": "IQ3_S"},
-    **{"attn_q": "IQ2_XS", "attn_k": "IQ4_XS", "attn_output": "IQ3_S", "token_embd": "IQ3_XXS"},
+    **{"ffn_gate": "IQ2_XXS", "ffn_up": "IQ3_XXS", "ffn_down": "IQ2_S", "attn_v": "IQ1_M"},
+    **{"attn_q": "IQ2_XS", "attn_k": "IQ4_XS", "attn_output": "IQ3_S", "token_embd": "IQ1_S"},
 }
 
 
@@ -31,9 +31,19 @@ def random_blocks(kind: str, n_values: int, seed: int = 0) -> NDArray[np.uint8]:
         return blocks
     # Subnormal ones among them.
     scales = (1e-3 * 0.3 ** rng.integers(0, 9, len(blocks))).astype("<f2")
+    set_scales(kind, blocks, scales)
+    return blocks
+
+
+def set_scales(kind: str, blocks: NDArray[np.uint8], scales: NDArray[np.float16]) -> None:
+    """Overwrites the f16 scale of every block [blocks, bytes] by one of ``scales`` [blocks]."""
+    if kind == "IQ1_M":  # in the upper nibbles of four words, the lowest of the scale first
+        nibbles = scales.view("<u2")[:, None] >> np.arange(0, 16, 4, np.uint16) & 0xF
+        high = blocks[:, 49::2]
+        high[:] = high & 0xF | nibbles.astype(np.uint8) << 4
+        return
     place = slice(-2, None) if kind.startswith("TQ") else slice(2)
     blocks[:, place] = scales.view(np.uint8).reshape(-1, 2)
-    return blocks
 
 
 def rewrite(model: Path, out: Path, kinds: Mapping[str, str]) -> Path:

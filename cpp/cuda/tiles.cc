@@ -40,7 +40,8 @@ void read_scales(const Record& r, float* scale, float* min) {
       min[sub] = m;
     } else {
       scale[sub] = d * static_cast<float>(Traits::kHasMin ? r.fine[sub] : static_cast<int8_t>(r.fine[sub]));
-      min[sub] = Traits::kHasMin ? -m * static_cast<float>(r.fine_min[sub]) : 0.0f;
+      const float unit = Traits::kMinOfScale ? 0.125f * scale[sub] : m;
+      min[sub] = Traits::kHasMin ? -unit * static_cast<float>(r.fine_min[sub]) : 0.0f;
     }
   }
 }

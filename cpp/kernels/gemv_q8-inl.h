@@ -28,7 +28,8 @@ class RecordReader {
           d_[v] = simd::load_f16(header + v * simd::kLanes);
           if constexpr (Traits::kUnit != 1.0f) d_[v] = simd::mul(d_[v], simd::set1(Traits::kUnit));
           if constexpr (Traits::kHasMin) {
-            const simd::F32 dmin = simd::load_f16(header + kCols + v * simd::kLanes);
+            const simd::F32 dmin = Traits::kMinOfScale ? simd::mul(d_[v], simd::set1(0.125f))
+                                                       : simd::load_f16(header + kCols + v * simd::kLanes);
             negated_dmin_[v] = simd::sub(simd::zero(), dmin);
           }
         });
@@ -65,7 +66,9 @@ class RecordReader {
     const size_t column = v * simd::kLanes;
     if constexpr (Traits::kTwoLevel) {
       if constexpr (Traits::kNibbleScales) {
-        return simd::mul(negated_dmin_[v], simd::load_u4<4>(record_ + sub * kCols + column));
+        const uint8_t* fine = record_ + sub * kCols + column;
+        const simd::F32 min = simd::mul(negated_dmin_[v], simd::load_u4<4>(fine));
+        return Traits::kMinOfScale ? simd::mul(min, simd::load_u4<0>(fine)) : min;
       } else {
         const uint8_t* fine = record_ + (Sizes::kSubBlocks + sub) * kCols + column;
         return simd::mul(negated_dmin_[v], simd::load_u8(fine));
@@ -86,6 +89,11 @@ class RecordReader {
   template <typename Dot>
   static EH2O_INLINE simd::I32 min_pairs(const uint8_t* scales, size_t v) {
     const uint8_t* fine = scales + v * simd::kLanes;
+    if constexpr (Traits::kMinOfScale) {
+      const simd::I32 min =
+          Dot::mul_words(Dot::template load_nibbles<0>(fine), Dot::template load_nibbles<4>(fine));
+      return Dot::join_words(min, min);  // for both halves of the record
+    }
     return Dot::join_words(Dot::template load_nibbles<4>(fine), Dot::template load_nibbles<4>(fine + kCols));
   }
   EH2O_INLINE simd::F32 coarse_min(size_t v) const {

@@ -90,6 +90,13 @@ struct BlockHeldIQ3 {  // 8 sub-blocks of 32: w = d * scale[s] * value[q] * unit
   uint8_t scales[8];
   uint8_t qs[128];
 };
+struct BlockHeldIQ1_S {  // 8 sub-blocks of 32: w = d * scale[s] * (q - min[s] / 8), in the nibbles of
+                         // scales[s]
+  f16_bits d;
+  uint8_t scales[8];
+  uint8_t qs[64];
+};
+using BlockHeldIQ1_M = BlockHeldIQ2;  // with kIq1Values
 using BlockHeldIQ3_S = BlockHeldIQ3;
 using BlockHeldIQ3_XXS = BlockHeldIQ3;
 
@@ -108,5 +115,6 @@ static_assert(sizeof(BlockIQ4_XS) == 136);
 static_assert(sizeof(BlockMXFP4) == 17);
 static_assert(sizeof(BlockHeldIQ2) == 114);
 static_assert(sizeof(BlockHeldIQ3) == 138);
+static_assert(sizeof(BlockHeldIQ1_S) == 74);
 
 }  // namespace edgeh2o

@@ -3,10 +3,11 @@
 //
 // A matrix [n_out][depth] is cut into panels of nr outputs. A float panel is [depth][nr]. A quantised panel
 // is a sequence of records, one per 32 weights of depth:
-//   two-level formats, in front of every 8th record:  f16 d[nr], f16 dmin[nr] if kHasMin
+//   two-level formats, in front of every 8th record:  f16 d[nr], f16 dmin[nr] if kHasMin, not kMinOfScale
 //   scale:  f16 d[nr] (bf16 if kBf16Scale), f16 m[nr] if kHasMin                       (one level), or
 //           u8 (s8 if not kHasMin) scale[32 / kSubBlock][nr], u8 min[32 / kSubBlock][nr] if kHasMin, or both
-//           in one byte, the scale low and the min high (kNibbleScales)
+//           in one byte, the scale low and the min high (kNibbleScales), the latter in eighths of minus the
+//           scale where kMinOfScale
 //   quants: a plane of their low 8, 4 or 2 bits, then one of the 1 or 2 bits above these. A plane of B bits
 //           is u8[B][nr][4]: bits B (s / B) and on of [s % B][nr][i] belong to depth 4 s + i, s < 8.
 // A weight is scale * (q - 2^kOffsetLog2) + min, or scale * codebook[q] * codebook_unit where the format has
@@ -50,9 +51,11 @@ enum class PackedFormat : uint8_t {
   kMXFP4,
   kHeldIQ2,  // types of files with grids, as widened_types.cc holds them
   kHeldIQ3_S,
-  kHeldIQ3_XXS
+  kHeldIQ3_XXS,
+  kHeldIQ1_S,
+  kHeldIQ1_M
 };
-inline constexpr size_t kPackedFormats = static_cast<size_t>(PackedFormat::kHeldIQ3_XXS) + 1;
+inline constexpr size_t kPackedFormats = static_cast<size_t>(PackedFormat::kHeldIQ1_M) + 1;
 
 // Files keep packed matrices: to be raised with every change of how one lies in memory, of what is held as
 // what (widened_types.cc), and of the order of PackedFormat. tests/kernels/test_packed_layout.py tells when.
@@ -64,13 +67,14 @@ inline constexpr size_t kSuperBlock = kBlock * kSuperRecords;
 inline constexpr int kMostOf16 = 1023;
 
 // What 4 stored bits stand for where the levels are not evenly spaced.
-enum class Codebook : uint8_t { kNone, kIq4, kE2m1, kIq2, kIq3S, kIq3Xxs };
+enum class Codebook : uint8_t { kNone, kIq4, kE2m1, kIq2, kIq3S, kIq3Xxs, kIq1 };
 inline constexpr size_t kCodebookSize = 16;
 
 constexpr int codebook_value(Codebook codebook, size_t index) {
   constexpr int8_t kIq4Values[] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
   constexpr int8_t kE2m1Values[] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // doubled
   constexpr int8_t kIq2Values[] = {8, 25, 43, 0, -8, -25, -43, 0, 0, 0, 0, 0, 0, 0, 0, 0};     // sign above
+  constexpr int8_t kIq1Values[] = {-7, 1, 9, 0, -9, -1, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0};  // 8 (q - 1) +- 1
   constexpr int8_t kIq3SValues[] = {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15};
   constexpr int8_t kIq3XxsValues[] = {2, 6, 10, 14, 18, 22, 26, 31, -2, -6, -10, -14, -18, -22, -26, -31};
   switch (codebook) {
@@ -82,6 +86,8 @@ constexpr int codebook_value(Codebook codebook, size_t index) {
       return kIq3SValues[index];
     case Codebook::kIq3Xxs:
       return kIq3XxsValues[index];
+    case Codebook::kIq1:
+      return kIq1Values[index];
     default:
       return kE2m1Values[index];
   }
@@ -89,7 +95,8 @@ constexpr int codebook_value(Codebook codebook, size_t index) {
 
 // What the values are counted in: a power of two that half precision could not take into a small scale.
 constexpr float codebook_unit(Codebook codebook) {
-  return codebook == Codebook::kIq2 ? 0.125f : codebook == Codebook::kIq3Xxs ? 0.5f : 1.0f;
+  if (codebook == Codebook::kIq2 || codebook == Codebook::kIq1) return 0.125f;
+  return codebook == Codebook::kIq3Xxs ? 0.5f : 1.0f;
 }
 
 template <PackedFormat>
@@ -107,6 +114,7 @@ struct PackedTraits;
     static constexpr size_t kSubBlock = sub_block;                                                     \
     static constexpr bool kTwoLevel = two_level;                                                       \
     static constexpr bool kNibbleScales = two_level && stored == 2;                                    \
+    static constexpr bool kMinOfScale = kNibbleScales && sub_block == 32;                              \
     static constexpr Codebook kCodebook = Codebook::codebook;                                          \
     static constexpr float kUnit = codebook_unit(kCodebook);                                           \
     static constexpr bool kBf16Scale = kCodebook == Codebook::kE2m1;                                   \
@@ -127,6 +135,8 @@ EH2O_PACKED_TRAITS(kMXFP4, 5, 4, 4, false, 32, false, kE2m1)
 EH2O_PACKED_TRAITS(kHeldIQ2, 8, 3, 7, false, 16, true, kIq2)
 EH2O_PACKED_TRAITS(kHeldIQ3_S, 5, 4, 4, false, 32, true, kIq3S)
 EH2O_PACKED_TRAITS(kHeldIQ3_XXS, 6, 4, 5, false, 32, true, kIq3Xxs)
+EH2O_PACKED_TRAITS(kHeldIQ1_S, 4, 2, -1, true, 32, true, kNone)
+EH2O_PACKED_TRAITS(kHeldIQ1_M, 5, 3, 4, false, 16, true, kIq1)
 #undef EH2O_PACKED_TRAITS
 
 #define EH2O_QUANTISED_FORMATS(X) \
@@ -137,7 +147,11 @@ EH2O_PACKED_TRAITS(kHeldIQ3_XXS, 6, 4, 5, false, 32, true, kIq3Xxs)
   X(kQ5_1)                        \
   X(kQ5_K)                        \
   X(kQ6_K)                        \
-  X(kQ8_0) X(kQ2_K) X(kQ3_K) X(kIQ4_NL) X(kIQ4_XS) X(kMXFP4) X(kHeldIQ2) X(kHeldIQ3_S) X(kHeldIQ3_XXS)
+  X(kQ8_0)                        \
+  X(kQ2_K)                        \
+  X(kQ3_K)                        \
+  X(kIQ4_NL)                      \
+  X(kIQ4_XS) X(kMXFP4) X(kHeldIQ2) X(kHeldIQ3_S) X(kHeldIQ3_XXS) X(kHeldIQ1_S) X(kHeldIQ1_M)
 
 // Bytes of the parts of a packed panel of nr columns.
 template <PackedFormat kFormat>
@@ -145,7 +159,7 @@ struct PackedSizes {
   using Traits = PackedTraits<kFormat>;
   static constexpr size_t kSubBlocks = kBlock / Traits::kSubBlock;
   static constexpr size_t kParts = Traits::kHasMin ? 2 : 1;  // scales, and mins alike
-  static constexpr size_t kHeaderPerColumn = Traits::kTwoLevel ? 2 * kParts : 0;
+  static constexpr size_t kHeaderPerColumn = Traits::kTwoLevel ? (Traits::kMinOfScale ? 2 : 2 * kParts) : 0;
   static constexpr size_t kScalesPerColumn =
       Traits::kNibbleScales ? kSubBlocks : (Traits::kTwoLevel ? kSubBlocks : 2) * kParts;
   static constexpr size_t kLowPerColumn = 4 * Traits::kLowBits;
@@ -168,7 +182,8 @@ inline constexpr int kByteOffset = 127;
 
 // Whether quants times their scale fit a byte: of 2 bits times 4, and of 3 bits times 6, both signed.
 template <PackedFormat kFormat>
-inline constexpr bool kFitsBytes = kFormat == PackedFormat::kQ2_K || kFormat == PackedFormat::kQ3_K;
+inline constexpr bool kFitsBytes =
+    kFormat == PackedFormat::kQ2_K || kFormat == PackedFormat::kQ3_K || kFormat == PackedFormat::kHeldIQ1_S;
 
 // Bytes of the parts of an unpacked panel.
 template <PackedFormat kFormat, Unpacked kKind>

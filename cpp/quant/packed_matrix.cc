@@ -29,6 +29,8 @@ const std::vector<FormatInfo>& supported_formats() {
       {"HELD_IQ2", PackedFormat::kHeldIQ2, true, 256, sizeof(BlockHeldIQ2), false},
       {"HELD_IQ3_S", PackedFormat::kHeldIQ3_S, true, 256, sizeof(BlockHeldIQ3_S), false},
       {"HELD_IQ3_XXS", PackedFormat::kHeldIQ3_XXS, true, 256, sizeof(BlockHeldIQ3_XXS), false},
+      {"HELD_IQ1_S", PackedFormat::kHeldIQ1_S, true, 256, sizeof(BlockHeldIQ1_S), false},
+      {"HELD_IQ1_M", PackedFormat::kHeldIQ1_M, true, 256, sizeof(BlockHeldIQ1_M), false},
   };
   return formats;
 }
@@ -143,7 +145,7 @@ void pack_column(uint8_t* panel, const uint8_t* row, size_t column, size_t nr, s
       if (record % kSuperRecords == 0) {
         uint8_t* header = out - Sizes::kHeaderPerColumn * nr;
         put<uint16_t>(header, column, r.d);
-        if (Traits::kHasMin) put<uint16_t>(header, nr + column, r.m);
+        if (Traits::kHasMin && !Traits::kMinOfScale) put<uint16_t>(header, nr + column, r.m);
       }
       for (size_t sub = 0; sub < kSubBlocks; ++sub) {
         uint8_t* fine = out + sub * nr + column;
@@ -183,13 +185,13 @@ void unpack_column(float* weights, const uint8_t* panel, size_t column, size_t n
       if (record % kSuperRecords == 0) {
         const uint8_t* header = in - Sizes::kHeaderPerColumn * nr;
         d = f32_from_f16(get<uint16_t>(header, column)) * Traits::kUnit;
-        if (Traits::kHasMin) m = -f32_from_f16(get<uint16_t>(header, nr + column));
+        if (Traits::kHasMin && !Traits::kMinOfScale) m = -f32_from_f16(get<uint16_t>(header, nr + column));
       }
       for (size_t sub = 0; sub < kSubBlocks; ++sub) {
         const uint8_t* fine = in + sub * nr + column;
         if constexpr (Traits::kNibbleScales) {
           scale[sub] = d * static_cast<float>(*fine & 0xf);
-          min[sub] = m * static_cast<float>(*fine >> 4);
+          min[sub] = (Traits::kMinOfScale ? -0.125f * scale[sub] : m) * static_cast<float>(*fine >> 4);
         } else {
           scale[sub] = d * static_cast<float>(Traits::kHasMin ? *fine : static_cast<int8_t>(*fine));
           if (Traits::kHasMin) min[sub] = m * static_cast<float>(fine[kSubBlocks * nr]);

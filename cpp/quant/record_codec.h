@@ -12,7 +12,7 @@ namespace edgeh2o {
 struct Record {
   uint16_t d, m;        // one level: scale and min; two levels: those of the super-block; bits as packed
   uint8_t fine[2];      // two levels: scale of each sub-block (s8 bits where there is no min)
-  uint8_t fine_min[2];  // two levels with a min
+  uint8_t fine_min[2];  // two levels with a min, or in eighths of the scale (kMinOfScale)
   uint8_t quants[32];   // unsigned, offset not removed; the index into the codebook where there is one
 };
 
@@ -159,7 +159,13 @@ Record read_record(const uint8_t* row, size_t record) {
       split_nibbles(r.quants, block.qs + 16 * s);
       const int low = block.scales_l[s / 2] >> (4 * (s % 2)) & 0xf, high = block.scales_h >> (2 * s) & 3;
       r.fine[0] = static_cast<uint8_t>((low | high << 4) - 32);
-    } else if constexpr (kFormat == PackedFormat::kHeldIQ2) {
+    } else if constexpr (kFormat == PackedFormat::kHeldIQ1_S) {
+      const auto& block = block_at<BlockHeldIQ1_S>(row, record / kSuperRecords);
+      r.d = block.d;
+      read_crumbs(r.quants, block.qs, s);
+      r.fine[0] = block.scales[s] & 0xf;
+      r.fine_min[0] = block.scales[s] >> 4;
+    } else if constexpr (kFormat == PackedFormat::kHeldIQ2 || kFormat == PackedFormat::kHeldIQ1_M) {
       const auto& block = block_at<BlockHeldIQ2>(row, record / kSuperRecords);
       r.d = block.d;
       read_crumbs(r.quants, block.qs, s);

@@ -81,6 +81,8 @@ std::optional<size_t> find_bad_block(const FormatInfo& info, const uint8_t* data
     EH2O_ONE_SCALE(HeldIQ2)
     EH2O_ONE_SCALE(HeldIQ3_S)
     EH2O_ONE_SCALE(HeldIQ3_XXS)
+    EH2O_ONE_SCALE(HeldIQ1_S)
+    EH2O_ONE_SCALE(HeldIQ1_M)
     EH2O_TWO_SCALES(Q4_1, m)
     EH2O_TWO_SCALES(Q5_1, m)
     EH2O_TWO_SCALES(Q2_K, dmin)

@@ -67,10 +67,22 @@ struct BlockIQ2_S {  // groups of 8 with 10 bits, two of them in qh; sub-blocks 
   f16_bits d;
   uint8_t qs[32], signs[32], qh[8], scales[8];
 };
+// Weights of a grid of -1, 0 and 1: w = d * (1 + 2 scale[s]) * (g +- 1/8), groups of 8 with 11 bits, 3 of
+// them in qh.
+struct BlockIQ1_S {  // sub-blocks of 32: above the high bits 3 of scale, and whether to take 1/8 off
+  f16_bits d;
+  uint8_t qs[32];
+  u16_le qh[8];
+};
+struct BlockIQ1_M {  // sub-blocks of 16, groups of 8 with a sign of 1/8 each; d in the top bits of the scales
+  uint8_t qs[32], qh[16];
+  u16_le scales[4];
+};
 static_assert(sizeof(BlockQ1_0) == 18 && sizeof(BlockQ2_0) == 18);
 static_assert(sizeof(BlockTQ2_0) == 66 && sizeof(BlockTQ1_0) == 54);
 static_assert(sizeof(BlockNVFP4) == 36 && sizeof(BlockIQ3_S) == 110 && sizeof(BlockIQ3_XXS) == 98);
 static_assert(sizeof(BlockIQ2_XXS) == 66 && sizeof(BlockIQ2_XS) == 74 && sizeof(BlockIQ2_S) == 82);
+static_assert(sizeof(BlockIQ1_S) == 50 && sizeof(BlockIQ1_M) == 56);
 
 // Quants of `bits` bits that are `offset` less; as Q4_0, which has them plus 8.
 template <typename Block, int kBits, typename Level>
@@ -200,13 +212,20 @@ void widen_iq3_xxs(const uint8_t* in, uint8_t* out) {
   }
 }
 
-// Group number `group` of 8 weights, of 2 bits and a sign each, into a block of zeros: what is 8 bytes of
-// each plane.
-void put_group_of_8(BlockHeldIQ2& held, size_t group, int magnitudes, int signs) {
+// Group number `group` of 8 weights, of 2 bits each, into zeros.
+void put_crumbs(uint8_t* qs, size_t group, int crumbs) {
   const size_t s = group / 4, first = group % 4 * 8;
   for (size_t j = 0; j < 8; ++j) {
-    uint8_t& low = held.qs[s / 4 * 32 + first + j];
-    low = static_cast<uint8_t>(low | (magnitudes >> (2 * j) & 3) << s % 4 * 2);
+    uint8_t& low = qs[s / 4 * 32 + first + j];
+    low = static_cast<uint8_t>(low | (crumbs >> (2 * j) & 3) << s % 4 * 2);
+  }
+}
+
+// The same with a sign each, into a block of zeros: what is 8 bytes of each plane.
+void put_group_of_8(BlockHeldIQ2& held, size_t group, int magnitudes, int signs) {
+  put_crumbs(held.qs, group, magnitudes);
+  const size_t s = group / 4, first = group % 4 * 8;
+  for (size_t j = 0; j < 8; ++j) {
     uint8_t& high = held.hmask[first + j];
     high = static_cast<uint8_t>(high | (signs >> j & 1) << s);
   }
@@ -247,6 +266,34 @@ void widen_iq2_s(const uint8_t* in, uint8_t* out) {
   }
 }
 
+void widen_iq1_s(const uint8_t* in, uint8_t* out) {
+  const auto& block = *reinterpret_cast<const BlockIQ1_S*>(in);
+  auto& held = *new (out) BlockHeldIQ1_S{};
+  held.d = block.d;
+  for (size_t s = 0; s < 8; ++s) {
+    const uint32_t qh = block.qh[s];
+    held.scales[s] = static_cast<uint8_t>((1 + 2 * (qh >> 12 & 7)) | (qh >> 15 ? 9 : 7) << 4);
+    for (size_t i = 0; i < 4; ++i) {
+      put_crumbs(held.qs, 4 * s + i, kIq1Grid[block.qs[4 * s + i] | (qh >> 3 * i & 7) << 8]);
+    }
+  }
+}
+
+void widen_iq1_m(const uint8_t* in, uint8_t* out) {
+  const auto& block = *reinterpret_cast<const BlockIQ1_M*>(in);
+  auto& held = *new (out) BlockHeldIQ1_M{};
+  uint32_t d = 0;
+  for (size_t i = 0; i < 4; ++i) d |= (uint32_t{block.scales[i]} >> 12) << 4 * i;
+  held.d = {static_cast<uint8_t>(d), static_cast<uint8_t>(d >> 8)};
+  for (size_t s = 0; s < 16; ++s) {
+    held.scales[s] = static_cast<uint8_t>(1 + 2 * (block.scales[s / 4] >> s % 4 * 3 & 7));
+  }
+  for (size_t group = 0; group < 32; ++group) {
+    const uint32_t high = block.qh[group / 2] >> group % 2 * 4;
+    put_group_of_8(held, group, kIq1Grid[block.qs[group] | (high & 7) << 8], high & 8 ? 255 : 0);
+  }
+}
+
 }  // namespace
 
 const std::vector<WidenedType>& widened_types() {
@@ -260,6 +307,8 @@ const std::vector<WidenedType>& widened_types() {
       {"IQ2_S", "HELD_IQ2", 256, sizeof(BlockIQ2_S), sizeof(BlockHeldIQ2), widen_iq2_s},
       {"IQ2_XS", "HELD_IQ2", 256, sizeof(BlockIQ2_XS), sizeof(BlockHeldIQ2), widen_iq2_xs},
       {"IQ2_XXS", "HELD_IQ2", 256, sizeof(BlockIQ2_XXS), sizeof(BlockHeldIQ2), widen_iq2_xxs},
+      {"IQ1_S", "HELD_IQ1_S", 256, sizeof(BlockIQ1_S), sizeof(BlockHeldIQ1_S), widen_iq1_s},
+      {"IQ1_M", "HELD_IQ1_M", 256, sizeof(BlockIQ1_M), sizeof(BlockHeldIQ1_M), widen_iq1_m},
       {"NVFP4", "F16", 64, sizeof(BlockNVFP4), 64 * sizeof(u16_le), widen_nvfp4},
   };
   return types;

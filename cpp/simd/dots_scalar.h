@@ -90,6 +90,8 @@ struct WordDot {
   static EH2O_INLINE I32 load_nibbles(const uint8_t* p) {
     return from_lanes<I32>([&](size_t i) { return p[i] >> kFrom & 0xf; });
   }
+  // Word by word, of nibbles.
+  static EH2O_INLINE I32 mul_words(I32 a, I32 b) { return {a.lane * b.lane}; }
   // The low words of both; where a lane has one word of a scale, the same twice is a scale of bytes.
   static EH2O_INLINE I32 join_words(I32 low, I32 high) {
     return {(low.lane & 0xffff) | as<int32_t>(as<uint32_t>(high.lane) << 16)};

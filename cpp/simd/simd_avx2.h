@@ -319,6 +319,7 @@ struct WordDot {
     const __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
     return spread(kFrom == 4 ? _mm256_srli_epi32(wide, 4) : _mm256_and_si256(wide, _mm256_set1_epi32(0xf)));
   }
+  static EH2O_INLINE I32 mul_words(I32 a, I32 b) { return _mm256_mullo_epi16(a, b); }
   static EH2O_INLINE I32 join_words(I32 low, I32 high) {
     return _mm256_blend_epi16(low, _mm256_slli_epi32(high, 16), 0xaa);
   }

@@ -248,6 +248,7 @@ struct WordDot {
     const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     return kFrom == 4 ? _mm512_srli_epi32(wide, 4) : _mm512_and_si512(wide, _mm512_set1_epi32(0xf));
   }
+  static EH2O_INLINE I32 mul_words(I32 a, I32 b) { return _mm512_mullo_epi16(a, b); }
   static EH2O_INLINE I32 join_words(I32 low, I32 high) {
     return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
   }

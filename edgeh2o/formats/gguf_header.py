@@ -15,6 +15,7 @@ from .. import _core
 from ..errors import FormatError
 from .gguf_types import (
     FOREIGN_TENSOR_TYPES,
+    IK_TENSOR_TYPES,
     REMOVED_TENSOR_TYPES,
     SCALAR_CODES,
     TENSOR_TYPES,
@@ -342,6 +343,11 @@ def _read_tensor_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]
         raise cursor.error(
             f"type {REMOVED_TENSOR_TYPES[number]} (id {number}) was removed from the format; "
             f"quantise the model again, for example to Q4_0{FOREIGN_TENSOR_TYPES.get(number, '')}"
+        )
+    if number in IK_TENSOR_TYPES:
+        raise cursor.error(
+            f"type {IK_TENSOR_TYPES[number]} (id {number}) is ik_llama.cpp's, which runs there "
+            "alone; fetch the model in a type of llama.cpp, such as IQ2_M, IQ4_XS or Q4_K_M"
         )
     kind = TENSOR_TYPES.get(number)
     if kind is None:

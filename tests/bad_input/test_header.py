@@ -155,6 +155,10 @@ HOSTILE = {
     ),
     (11, "type 4"): (gguf(tensors=[tensor("a", [32], 4)], data=DATA), r"Q4_2 \(id 4\) was removed"),
     (11, "type 5"): (gguf(tensors=[tensor("a", [32], 5)], data=DATA), "Q4_3"),
+    (11, "type 137"): (
+        gguf(tensors=[tensor("a", [32], 137)], data=DATA),
+        r"'a'.*type IQ2_K \(id 137\) is ik_llama.cpp's.*fetch the model in a type of llama.cpp",
+    ),
     (11, "type 31"): (gguf(tensors=[tensor("a", [32], 31)], data=DATA), "Q4_0_4_4"),
     (11, "type 36"): (
         gguf(tensors=[tensor("a", [32], 36)], data=DATA),

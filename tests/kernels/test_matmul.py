@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from edgeh2o import _core, _kernels
+from tests.random_blocks import set_scales as set_scattered_scales
 from tests.reference.codebook_quants import CODEBOOK_TYPES, quantize_codebook
 from tests.reference.k_quants import quantize_k
 from tests.reference.quant import Q8_BLOCK, dequantise_q8_rows, quantise_q8_rows
@@ -22,7 +23,8 @@ FILE_TYPES = [name for name in _core.supported_types() if name not in FLOAT_TYPE
 # Held in formats of memory alone; bits per weight there, in float16 and bytes for scales.
 GRID_TYPES = {
     **dict.fromkeys(("IQ3_S", "IQ3_XXS"), 4 + 8 / 32 + 16 / 256),
-    **dict.fromkeys(("IQ2_S", "IQ2_XS", "IQ2_XXS"), 3 + 8 / 16 + 16 / 256),
+    **dict.fromkeys(("IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M"), 3 + 8 / 16 + 16 / 256),
+    "IQ1_S": 2 + 8 / 32 + 16 / 256,
 }
 QUANTISED_TYPES = [*FILE_TYPES, *GRID_TYPES]
 TYPES = [*FLOAT_TYPES, *QUANTISED_TYPES]
@@ -47,6 +49,8 @@ def set_scales(type_name: str, blocks: np.ndarray, scales: np.ndarray) -> None:
     if type_name == "MXFP4":
         blocks[:, 0] = 127 + np.frexp(scales.astype(np.float64))[1]
         return
+    if type_name == "IQ1_M":
+        return set_scattered_scales(type_name, blocks, scales.astype("<f2"))
     for offset in SCALE_OFFSETS.get(type_name, (0,)):
         blocks[:, offset : offset + 2] = scales.astype(np.float16).view(np.uint8).reshape(-1, 2)
 
@@ -307,8 +311,8 @@ def test_sizes_that_do_not_fit_are_refused(isa: str) -> None:
         _kernels.Weights(isa, "Q4_0", data[:-1], 4, 64)
     with pytest.raises(ValueError, match="not whole Q4_0 blocks"):
         _kernels.Weights(isa, "Q4_0", data, 4, 48)
-    with pytest.raises(ValueError, match="IQ1_S is not supported; supported: F32"):
-        _kernels.Weights(isa, "IQ1_S", data, 4, 64)
+    with pytest.raises(ValueError, match="Q8_1 is not supported; supported: F32"):
+        _kernels.Weights(isa, "Q8_1", data, 4, 64)
     weights = _kernels.Weights(isa, "Q4_0", data, 4, 64)
     with pytest.raises(ValueError, match="depth 64"):
         weights.matmul(np.zeros((2, 32), np.float32))

@@ -26,6 +26,7 @@ struct QuantFormat {
   size_t sub_blocks;
   UnpackedShape unpacked[4];  // by Unpacked
   float unit;                 // of the codebook
+  bool min_of_scale;
 };
 
 template <PackedFormat kFormat, Unpacked kKind>
@@ -50,7 +51,8 @@ constexpr QuantFormat describe() {
           kBlock / Traits::kSubBlock,
           {shape_of<kFormat, Unpacked::kFloats>(), shape_of<kFormat, Unpacked::kWords>(),
            shape_of<kFormat, Unpacked::kBytes>(), shape_of<kFormat, Unpacked::kNibbles>()},
-          Traits::kUnit};
+          Traits::kUnit,
+          Traits::kMinOfScale};
 }
 
 #define EH2O_DESCRIBE(name) describe<PackedFormat::name>(),
@@ -130,18 +132,21 @@ struct WeightPanel {
     return static_cast<float>(value) * format.unit;
   }
   float coarse_min(size_t col, size_t record) const {
-    return static_cast<float>(f64_from_f16(at(col, record).m));
+    return format.min_of_scale ? 0.125f * coarse_scale(col, record)
+                               : static_cast<float>(f64_from_f16(at(col, record).m));
   }
   int fine_scale(size_t col, size_t record, size_t sub) const { return at(col, record).fine[sub]; }
-  int fine_min(size_t col, size_t record, size_t sub) const { return at(col, record).fine_min[sub]; }
+  int fine_min(size_t col, size_t record, size_t sub) const {
+    const Column& column = at(col, record);
+    return column.fine_min[sub] * (format.min_of_scale ? column.fine[sub] : 1);
+  }
   float scale(size_t col, size_t record, size_t sub) const {
     const float d = coarse_scale(col, record);
     return format.two_level ? d * static_cast<float>(fine_scale(col, record, sub)) : d;
   }
   float min(size_t col, size_t record, size_t sub) const {
-    const Column& column = at(col, record);
-    const float m = static_cast<float>(f64_from_f16(column.m));
-    return format.two_level ? -m * static_cast<float>(column.fine_min[sub]) : m;
+    const float m = coarse_min(col, record);
+    return format.two_level ? -m * static_cast<float>(fine_min(col, record, sub)) : m;
   }
 
  private:
@@ -172,7 +177,9 @@ struct WeightPanel {
     };
     if (!format.two_level || record % kSuperRecords == 0) {
       each([&](const Column& column) { append(packed, column.d); });
-      if (format.has_min) each([&](const Column& column) { append(packed, column.m); });
+      if (format.has_min && !format.min_of_scale) {
+        each([&](const Column& column) { append(packed, column.m); });
+      }
     }
     for (size_t sub = 0; format.two_level && sub < format.sub_blocks; ++sub) {
       each([&](const Column& column) {

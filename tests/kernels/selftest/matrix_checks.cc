@@ -134,7 +134,7 @@ void check_integers(const KernelTable& table, Check& check, const WeightPanel& w
     if (format.has_min) check.equal(float_at(header, w.n_cols + col), w.coarse_min(col, record) / 32);
   }
   if (format.has_min) {
-    const int want = w.fine_min(col, record, 0) | w.fine_min(col, record, 1) << 16;
+    const int want = w.fine_min(col, record, 0) | w.fine_min(col, record, format.sub_blocks - 1) << 16;
     check.equal(bits_at(bytes + w.n_cols * w.shape.pairs_from, col), static_cast<uint32_t>(want));
   }
   for (size_t sub = 0; w.kind == Unpacked::kWords && sub < format.sub_blocks; ++sub) {
