@@ -103,7 +103,7 @@ FOREIGN_TENSOR_TYPES: dict[int, str] = {
     36: "; in files of Microsoft's bitnet.cpp it is I2_S, which runs there alone",
 }
 
-# Types of ik_llama.cpp, which ggml does not have; those of 200 and more are rows of others, interleaved.
+# Types of ik_llama.cpp, which ggml does not have; from 200 on rows of others, interleaved.
 IK_TENSOR_TYPES: dict[int, str] = {
     133: "Q6_0",
     134: "IQ1_BN",
