@@ -199,6 +199,10 @@ def bind_tensors(
         for name, (rule, _) in by_name.items()
         if rule.stand_in and name not in tensors and name not in unread
     }
+    if missing and not tensors:
+        raise FormatError(
+            "the file has no weights, as those that hold a vocabulary alone; fetch the model itself"
+        )
     if missing:
         raise FormatError(
             f"{_count(missing, 'tensor')} of architecture {architecture!r} missing: "

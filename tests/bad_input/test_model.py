@@ -123,6 +123,11 @@ def test_row_17_refuses_tensors(
     refusal(command, code=1, problem=f"model.gguf: .*({problem}.*'{name}'|'{name}.*{problem})")
 
 
+def test_a_vocabulary_alone_is_named_as_such(tmp_path: Path, refusal: Refusal) -> None:
+    command = _write(tmp_path / "model.gguf", {}, dict.fromkeys(base_tensors()))
+    refusal(command, code=1, problem="no weights, as those that hold a vocabulary alone; fetch")
+
+
 def test_row_19_a_name_with_control_characters(
     tmp_path: Path, tiny_model: TinyModelFactory, refusal: Refusal
 ) -> None:
