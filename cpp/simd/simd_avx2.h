@@ -110,11 +110,6 @@ EH2O_INLINE void transpose(F32 (&rows)[kLanes]) {
 EH2O_INLINE F32 load_f16(const uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
-EH2O_INLINE F32 load_f16_partial(const uint16_t* p, size_t n) {
-  uint16_t tail[kLanes] = {};
-  __builtin_memcpy(tail, p, n * sizeof(uint16_t));
-  return load_f16(tail);
-}
 EH2O_INLINE F32 set1_f16(const uint16_t* p) { return _mm256_set1_ps(_cvtsh_ss(*p)); }
 EH2O_INLINE void store_f16(uint16_t* p, F32 v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p),

@@ -98,10 +98,6 @@ EH2O_INLINE void transpose(F32 (&rows)[kLanes]) {
 EH2O_INLINE F32 load_f16(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
-// No memcpy: with that call gcc stores all sums of a loop in every step.
-EH2O_INLINE F32 load_f16_partial(const uint16_t* p, size_t n) {
-  return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(n), p));
-}
 EH2O_INLINE F32 set1_f16(const uint16_t* p) { return _mm512_set1_ps(_cvtsh_ss(*p)); }
 EH2O_INLINE void store_f16(uint16_t* p, F32 v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),

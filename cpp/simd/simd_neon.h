@@ -106,11 +106,6 @@ EH2O_INLINE void transpose(F32 (&rows)[kLanes]) {
 }
 
 EH2O_INLINE F32 load_f16(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
-EH2O_INLINE F32 load_f16_partial(const uint16_t* p, size_t n) {
-  uint16_t tail[kLanes] = {};
-  __builtin_memcpy(tail, p, n * sizeof(uint16_t));
-  return load_f16(tail);
-}
 EH2O_INLINE F32 set1_f16(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_dup_u16(p))); }
 EH2O_INLINE void store_f16(uint16_t* p, F32 v) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(v))); }
 #ifdef __ARM_FEATURE_FP16_VECTOR_ARITHMETIC

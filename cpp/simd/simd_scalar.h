@@ -149,11 +149,6 @@ EH2O_INLINE void store_u16(uint16_t* p, Vector<int32_t> v) {
   for (size_t i = 0; i < kLanes; ++i) p[i] = static_cast<uint16_t>(v[i]);
 }
 EH2O_INLINE F32 load_f16(const uint16_t* p) { return f16_to_f32(load_u16(p)); }
-EH2O_INLINE F32 load_f16_partial(const uint16_t* p, size_t n) {
-  uint16_t tail[kLanes] = {};
-  __builtin_memcpy(tail, p, n * sizeof(uint16_t));
-  return load_f16(tail);
-}
 EH2O_INLINE F32 set1_f16(const uint16_t* p) { return f16_to_f32(Vector<int32_t>{} + *p); }
 EH2O_INLINE void store_f16(uint16_t* p, F32 v) { store_u16(p, f32_to_f16(v)); }
 
