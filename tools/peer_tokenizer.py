@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+
+def peer_arguments(doc: str | None) -> argparse.ArgumentParser:
+    """A command line with the program and what to call it; ``doc`` begins with its description."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0] if doc else None)
+    parser.add_argument("--llama-tokenize", required=True, type=Path, metavar="PROGRAM")
+    parser.add_argument("--version", required=True, help="what to call that llama.cpp")
+    return parser
 
 
 def tokenize_with_peer(

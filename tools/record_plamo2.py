@@ -7,7 +7,6 @@ Rewrites tests/tokenizer/golden_plamo2.json: ids of fixed and of seeded random t
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
@@ -16,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.tokenizer.plamo_vocabulary import WORDS, make_plamo_metadata
-from tools.peer_tokenizer import tokenize_with_peer, write_vocabulary
+from tools.peer_tokenizer import peer_arguments, tokenize_with_peer, write_vocabulary
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "tokenizer" / "golden_plamo2.json"
 FIXED = (
@@ -38,10 +37,7 @@ def make_texts() -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--llama-tokenize", required=True, type=Path, metavar="PROGRAM")
-    parser.add_argument("--version", required=True, help="what to call that llama.cpp")
-    options = parser.parse_args(arguments)
+    options = peer_arguments(__doc__).parse_args(arguments)
     texts = make_texts()
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "plamo2.gguf"

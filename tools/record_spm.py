@@ -8,7 +8,6 @@ which model files differ.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
@@ -17,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.tokenizer.spm_vocabulary import WORDS, make_spm_metadata
-from tools.peer_tokenizer import tokenize_with_peer, write_vocabulary
+from tools.peer_tokenizer import peer_arguments, tokenize_with_peer, write_vocabulary
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "tokenizer" / "golden_spm.json"
 FIXED = (
@@ -60,10 +59,7 @@ def record(program: Path, texts: Sequence[str]) -> dict[str, list[list[int]]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--llama-tokenize", required=True, type=Path, metavar="PROGRAM")
-    parser.add_argument("--version", required=True, help="what to call that llama.cpp")
-    options = parser.parse_args(arguments)
+    options = peer_arguments(__doc__).parse_args(arguments)
     texts = make_texts()
     found = record(options.llama_tokenize, texts)
     variants = ",\n".join(

@@ -9,7 +9,6 @@ is a token, and each way to halve it is a merge.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from pathlib import Path
 from edgeh2o.errors import EdgeH2OError
 from edgeh2o.tokenizer.byte_bpe import to_byte_characters
 from edgeh2o.tokenizer.pre_tokenizers import pre_tokenizer_names
-from tools.peer_tokenizer import tokenize_with_peer, write_vocabulary
+from tools.peer_tokenizer import peer_arguments, tokenize_with_peer, write_vocabulary
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "tokenizer" / "golden_words.json"
 _SEPARATOR = "<|part|>"
@@ -89,10 +88,7 @@ def format_golden(made_by: str, texts: Sequence[str], words: dict[str, list[list
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--llama-tokenize", required=True, type=Path, metavar="PROGRAM")
-    parser.add_argument("--version", required=True, help="what to call that llama.cpp")
-    options = parser.parse_args(arguments)
+    options = peer_arguments(__doc__).parse_args(arguments)
     golden = json.loads(GOLDEN.read_text("ascii"))
     texts = [case["text"] for case in golden["cases"]]
     words = dict(record(options.llama_tokenize, texts))

@@ -6,6 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from tests.tokenizer.spm_vocabulary import stretches_of
+
 WORDS = (
     *("the", " the", "then", " hello", "help", "world", "er", "ell", "or", "llo", "other", "12"),
     *("aaaa", "\u00e9t\u00e9", "\u4e2d\u6587", "\u3053\u3093", "    ", "\n\n", "\U0001f600x"),
@@ -16,13 +18,8 @@ UNUSED = "[PAD1]"
 
 def pieces_of(words: tuple[str, ...]) -> list[str]:
     """Every stretch of every word of two characters or more, and some single ones."""
-    stretches = {
-        word[start:end]
-        for word in words
-        for start in range(len(word))
-        for end in range(start + 1, len(word) + 1)
-    }
-    return sorted(text for text in stretches if len(text) > 1 or text in "helo t1a\u4e2d")
+    singles = "helo t1a\u4e2d"
+    return sorted(text for text in stretches_of(words) if len(text) > 1 or text in singles)
 
 
 def make_plamo_metadata(**changes: object) -> dict[str, object]:

@@ -15,15 +15,19 @@ CONTROL = ("<unk>", "<s>", "</s>", "<|user|>", "<|end|>", "<|endoftext|>")
 USER_DEFINED = ("\n\n", "<tool>")
 
 
-def pieces_of(words: tuple[str, ...]) -> list[str]:
-    """Every stretch of every word, so that several orders of merging are possible."""
-    stretches = {
+def stretches_of(words: tuple[str, ...]) -> set[str]:
+    """Every stretch of every word."""
+    return {
         word[start:end]
         for word in words
         for start in range(len(word))
         for end in range(start + 1, len(word) + 1)
     }
-    return sorted(stretches - set(CONTROL) - {"<0x0A>"})
+
+
+def pieces_of(words: tuple[str, ...]) -> list[str]:
+    """Every stretch of every word, so that several orders of merging are possible."""
+    return sorted(stretches_of(words) - set(CONTROL) - {"<0x0A>"})
 
 
 def make_spm_metadata(**changes: object) -> dict[str, object]:
