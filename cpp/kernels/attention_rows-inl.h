@@ -5,7 +5,6 @@ namespace edgeh2o::EH2O_ISA {
 
 // Register blocks of rows x keys (logits) and rows x vectors (values).
 inline constexpr size_t kBlockRows = 4, kSumBlockRows = simd::kLanes >= 16 ? 6 : kBlockRows;
-inline constexpr bool kHasManyRegisters = simd::kGemmF32Rows * simd::kGemmF32Vectors >= 16;
 template <size_t kRows>
 inline constexpr size_t kScoreKeys = kRows < 4 || kHasManyRegisters ? 4 : 2;
 template <size_t kRows>
@@ -64,12 +63,11 @@ EH2O_INLINE void sum_values(float* o, size_t o_stride, const float* weights, siz
   };
   size_t key = 0;
   for (; key + kNeighbourRows <= n_keys; key += kNeighbourRows) {
-    if (dim == 0) ahead.fetch(key, kNeighbourRows);
+    ahead.fetch(key, kNeighbourRows);
     const uint8_t* row = v.at(key);
     unroll<kNeighbourRows>([&](auto i) { add_key(key + i, row + i * v.row_bytes); });
   }
   for (; key < n_keys; ++key) {
-    if (dim == 0) ahead.fetch(key, 1);
     add_key(key, v.at(key));
   }
   unroll<kRows>([&](auto r) {
@@ -89,7 +87,7 @@ void score_rows(float* out, size_t out_stride, const float* q, const RowsInPlace
   static_assert(kNeighbourRows % kKeys == 0);
   for (; key + kKeys <= n_keys; key += kKeys) {
     ahead.fetch(key, kKeys);
-    if (ahead.n_rows > 0) RowsAhead{k, n_keys}.fetch(key + kKeysAhead, kKeys);
+    if (ahead.end > 0) RowsAhead{k, n_keys}.fetch(key + kKeysAhead, kKeys);
     dot_rows<kType, kRows, kKeys>(out + key, out_stride, q, head_dim, k.at(key), head_dim);
   }
   for (; key < n_keys; ++key) {
@@ -97,7 +95,6 @@ void score_rows(float* out, size_t out_stride, const float* q, const RowsInPlace
   }
 }
 
-// The first block of rows fetches what comes next for all of them.
 template <CacheType kType>
 void score_tile(const AttentionTile& tile, const RowsInPlace& k, size_t n_keys, const RowsAhead& ahead) {
   size_t n_scored = 0;
@@ -106,10 +103,12 @@ void score_tile(const AttentionTile& tile, const RowsInPlace& k, size_t n_keys, 
       n_scored = score_columns<simd::HalfColumns>(tile, k, n_keys, ahead);
     }
   }
+  const size_t n_blocks = (tile.n_rows + kBlockRows - 1) / kBlockRows;
+  size_t block = 0;
   for_each_row_block<kBlockRows>(tile.n_rows, [&](size_t row, auto n) {
     score_rows<kType, n>(tile.weights + row * tile.weight_stride, tile.weight_stride,
                          tile.q + row * tile.key_dim, k, n_scored, n_keys, tile.key_dim,
-                         row == 0 ? ahead : RowsAhead{});
+                         ahead.part(block++, n_blocks));
   });
 }
 
@@ -119,23 +118,27 @@ void sum_rows(float* o, size_t o_stride, const float* weights, size_t weight_str
   if constexpr (kType == CacheType::kQ8_0) {
     sum_blocks<kRows>(o, o_stride, weights, weight_stride, v, n_keys, head_dim, ahead);
   } else {
-    constexpr size_t kVectors = kSumVectors<kRows>;
+    constexpr size_t kVectors = kSumVectors<kRows>, kDims = kVectors * simd::kLanes;
+    const size_t n_passes = head_dim / kDims;
     size_t dim = 0;
-    for (; dim + kVectors * simd::kLanes <= head_dim; dim += kVectors * simd::kLanes) {
+    for (; dim + kDims <= head_dim; dim += kDims) {
       sum_values<kType, kRows, kVectors>(o, o_stride, weights, weight_stride, v, n_keys, dim,
-                                         simd::Index<simd::kLanes>{}, ahead);
+                                         simd::Index<simd::kLanes>{}, ahead.part(dim / kDims, n_passes));
     }
     for_each_vector(head_dim - dim, [&](size_t i, auto count) {
-      sum_values<kType, kRows, 1>(o, o_stride, weights, weight_stride, v, n_keys, dim + i, count, ahead);
+      sum_values<kType, kRows, 1>(o, o_stride, weights, weight_stride, v, n_keys, dim + i, count,
+                                  dim + i == 0 ? ahead : RowsAhead{});
     });
   }
 }
 
 template <CacheType kType>
 void sum_tile(const AttentionTile& tile, const RowsInPlace& v, size_t n_keys, const RowsAhead& ahead) {
+  const size_t n_blocks = (tile.n_rows + kSumBlockRows - 1) / kSumBlockRows;
+  size_t block = 0;
   for_each_row_block<kSumBlockRows>(tile.n_rows, [&](size_t row, auto n) {
     sum_rows<kType, n>(tile.o + row * tile.o_stride, tile.o_stride, tile.weights + row * tile.weight_stride,
-                       tile.weight_stride, v, n_keys, tile.value_dim, row == 0 ? ahead : RowsAhead{});
+                       tile.weight_stride, v, n_keys, tile.value_dim, ahead.part(block++, n_blocks));
   });
 }
 

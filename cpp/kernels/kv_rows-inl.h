@@ -136,16 +136,29 @@ struct RowsInPlace {
   }
 };
 
-// Rows that are multiplied next: while others are, they come from memory to the level-2 cache. Hardware does
-// not see that keys and values take turns.
+// Rows [first, end) that are multiplied next: while others are, they come from memory to the level-2 cache.
+// Hardware does not see that keys and values take turns.
 struct RowsAhead {
   RowsInPlace rows;
-  size_t n_rows = 0;
-  // At most kNeighbourRows rows, which are neighbours.
+  size_t end = 0, first = 0;
+  unsigned shift = 0;  // one row of so many, as a power of two, that are multiplied
+
+  // Those that pass i of n fetches: all at once would be more than memory gives, and then it would rest.
+  RowsAhead part(size_t i, size_t n) const {
+    unsigned log2 = 0;
+    while (size_t{2} << log2 <= n) ++log2;
+    const size_t n_rows = ((end - first) >> log2) / kNeighbourRows * kNeighbourRows;
+    if (i >> log2) return {};
+    const size_t begin = first + i * n_rows;
+    return {rows, (i + 1) >> log2 ? end : begin + n_rows, begin, shift + log2};
+  }
+  // While rows [row, row + count) are multiplied, which are at most kNeighbourRows neighbours.
   EH2O_INLINE void fetch(size_t row, size_t count) const {
-    if (row >= n_rows) return;
-    const uint8_t* begin = rows.at(row);
-    for (size_t i = 0; i < count * rows.row_bytes; i += 64) __builtin_prefetch(begin + i, 0, 2);
+    const size_t begin = first + (row >> shift), wanted = first + ((row + count) >> shift);
+    if (begin >= (wanted < end ? wanted : end)) return;
+    const uint8_t* data = rows.at(begin);
+    // From one row on the line of its start is that of the row before it.
+    for (size_t i = 0; i < (wanted - begin) * rows.row_bytes; i += 64) __builtin_prefetch(data + i, 0, 2);
   }
 };
 

@@ -134,17 +134,19 @@ EH2O_INLINE void load_columns(I8 (&out)[8], const Row& row) {
     out[w] = load_i8(column);
   }
 }
-// Every lane of out: a column of 4 rows, in the order that store_block undoes.
-EH2O_INLINE void load_interleaved(I8 (&out)[8], const uint8_t* const (&rows)[4]) {
-  for (size_t w = 0; w < 8; ++w) {
+// Vectors from kFirst on of a block's 32 columns; every lane: a column of 4 rows. order_block makes of sums
+// of such vectors those that are kBlockOrder among the columns.
+template <size_t kFirst, size_t kVectors>
+EH2O_INLINE void load_interleaved(I8 (&out)[kVectors], const uint8_t* const (&rows)[4]) {
+  for (size_t w = 0; w < kVectors; ++w) {
     uint8_t columns[4 * kLanes];
-    for (size_t i = 0; i < 4 * kLanes; ++i) columns[i] = rows[i % 4][w * kLanes + i / 4];
+    for (size_t i = 0; i < 4 * kLanes; ++i) columns[i] = rows[i % 4][(kFirst + w) * kLanes + i / 4];
     out[w] = load_i8(columns);
   }
 }
-EH2O_INLINE void store_block(float* p, const F32 (&v)[8]) {
-  for (size_t i = 0; i < 8; ++i) store(p + i * kLanes, v[i]);
-}
+inline constexpr size_t kBlockOrder[] = {0, 1, 2, 3, 4, 5, 6, 7};
+template <size_t kVectors>
+EH2O_INLINE void order_block(F32 (&)[kVectors]) {}
 // Sums over the 4 bytes of every lane, times 4 numbers of 8 bytes in all that store_x has written.
 struct BlockDot {
   using Bytes = I8;
@@ -166,6 +168,12 @@ struct BlockDot {
       std::memcpy(out + 2 * i, &number, 2);
     }
   }
+  // Of a block of keys: sums start from 0.
+  static constexpr size_t kStartBytes = 0;
+  static EH2O_INLINE Acc start(const uint8_t*) { return start(); }
+  static EH2O_INLINE void store_start(uint8_t*, const uint8_t*) {}
 };
+using KeyDot = BlockDot;
+using ValueDot = BlockDot;
 
 }  // namespace edgeh2o::EH2O_ISA::simd

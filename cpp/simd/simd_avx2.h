@@ -351,21 +351,32 @@ EH2O_INLINE void load_columns(I8 (&out)[8], const Row& row) {
     out[4 + i] = _mm256_permute2x128_si256(t[i], t[4 + i], 0x31);
   });
 }
-// Every lane of out: a column of 4 rows, in the order that store_block undoes.
-EH2O_INLINE void load_interleaved(I8 (&out)[4], const uint8_t* const (&rows)[4]) {
+// Vectors from kFirst on of a block's 32 columns; every lane: a column of 4 rows. order_block makes of sums
+// of such vectors those that are kBlockOrder among the columns.
+template <size_t kFirst, size_t kVectors>
+EH2O_INLINE void load_interleaved(I8 (&out)[kVectors], const uint8_t* const (&rows)[4]) {
+  static_assert(kFirst % 2 == 0 && kVectors % 2 == 0);
   __m256i r[4];
   unroll<4>([&](auto i) { r[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[i])); });
-  const __m256i low[2] = {_mm256_unpacklo_epi8(r[0], r[1]), _mm256_unpacklo_epi8(r[2], r[3])};
-  const __m256i high[2] = {_mm256_unpackhi_epi8(r[0], r[1]), _mm256_unpackhi_epi8(r[2], r[3])};
-  out[0] = _mm256_unpacklo_epi16(low[0], low[1]);
-  out[1] = _mm256_unpackhi_epi16(low[0], low[1]);
-  out[2] = _mm256_unpacklo_epi16(high[0], high[1]);
-  out[3] = _mm256_unpackhi_epi16(high[0], high[1]);
+  unroll<kVectors / 2>([&](auto i) {
+    constexpr bool kIsHigh = kFirst / 2 + i == 1;
+    __m256i pair[2];
+    unroll<2>([&](auto j) {
+      pair[j] = kIsHigh ? _mm256_unpackhi_epi8(r[2 * j], r[2 * j + 1])
+                        : _mm256_unpacklo_epi8(r[2 * j], r[2 * j + 1]);
+    });
+    out[2 * i] = _mm256_unpacklo_epi16(pair[0], pair[1]);
+    out[2 * i + 1] = _mm256_unpackhi_epi16(pair[0], pair[1]);
+  });
 }
-EH2O_INLINE void store_block(float* p, const F32 (&v)[4]) {
-  unroll<4>([&](auto i) {
-    _mm_storeu_ps(p + 4 * i, _mm256_castps256_ps128(v[i]));
-    _mm_storeu_ps(p + 16 + 4 * i, _mm256_extractf128_ps(v[i], 1));
+inline constexpr size_t kBlockOrder[] = {0, 2, 1, 3};
+template <size_t kVectors>
+EH2O_INLINE void order_block(F32 (&v)[kVectors]) {
+  unroll<kVectors / 2>([&](auto i) {
+    const F32 low = _mm256_permute2f128_ps(v[2 * i], v[2 * i + 1], 0x20),
+              high = _mm256_permute2f128_ps(v[2 * i], v[2 * i + 1], 0x31);
+    v[2 * i] = low;
+    v[2 * i + 1] = high;
   });
 }
 // Sums over the 4 bytes of every lane, times 4 numbers of 8 bytes in all that store_x has written.
@@ -399,7 +410,13 @@ struct BlockDot {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out),
                      _mm_packs_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1)));
   }
+  // Of a block of keys: sums start from 0.
+  static constexpr size_t kStartBytes = 0;
+  static EH2O_INLINE Acc start(const uint8_t*) { return start(); }
+  static EH2O_INLINE void store_start(uint8_t*, const uint8_t*) {}
 };
+using KeyDot = BlockDot;
+using ValueDot = BlockDot;
 
 }  // namespace edgeh2o::EH2O_ISA::simd
 

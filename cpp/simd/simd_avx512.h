@@ -303,8 +303,11 @@ EH2O_INLINE void load_columns(I8 (&out)[8], const Row& row) {
     out[4 + i] = _mm512_shuffle_i32x4(t[i], t[4 + i], 0xdd);
   });
 }
-// Every lane of out: a column of 4 rows, in the order that store_block undoes.
+// Vectors from kFirst on of a block's 32 columns; every lane: a column of 4 rows. order_block makes of two
+// such vectors of sums those that are kBlockOrder among the columns.
+template <size_t kFirst>
 EH2O_INLINE void load_interleaved(I8 (&out)[2], const uint8_t* const (&rows)[4]) {
+  static_assert(kFirst == 0);
   __m256i r[4];
   unroll<4>([&](auto i) { r[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[i])); });
   __m512i pair[2];
@@ -315,40 +318,67 @@ EH2O_INLINE void load_interleaved(I8 (&out)[2], const uint8_t* const (&rows)[4])
   out[0] = _mm512_unpacklo_epi16(pair[0], pair[1]);
   out[1] = _mm512_unpackhi_epi16(pair[0], pair[1]);
 }
-EH2O_INLINE void store_block(float* p, const F32 (&v)[2]) {
-  unroll<2>([&](auto i) {
-    _mm_storeu_ps(p + 4 * i, _mm512_castps512_ps128(v[i]));
-    _mm_storeu_ps(p + 16 + 4 * i, _mm512_extractf32x4_ps(v[i], 1));
-    _mm_storeu_ps(p + 8 + 4 * i, _mm512_extractf32x4_ps(v[i], 2));
-    _mm_storeu_ps(p + 24 + 4 * i, _mm512_extractf32x4_ps(v[i], 3));
-  });
+inline constexpr size_t kBlockOrder[] = {0, 1};
+EH2O_INLINE void order_block(F32 (&v)[2]) {
+  const F32 halves[2] = {_mm512_shuffle_f32x4(v[0], v[1], 0x88), _mm512_shuffle_f32x4(v[0], v[1], 0xdd)};
+  unroll<2>([&](auto i) { v[i] = _mm512_shuffle_f32x4(halves[i], halves[i], 0xd8); });
 }
-// Sums over the 4 bytes of every lane, times 4 numbers of 8 bytes in all that store_x has written.
+// Sums over the 4 bytes of every lane, times 4 numbers of 8 bytes in all that store_x has written: their high
+// and their low bytes. vpdpbusd takes an unsigned and a signed factor.
 struct BlockDot {
-  struct Bytes {
-    __m512i even, odd;
-  };
+  // Not __m512i: gcc 12 keeps a sum of a loop twice if its type changes with every product.
   struct Acc {
-    __m512i even, odd;
+    __v16si high, low;
   };
-  static EH2O_INLINE Acc start() { return {_mm512_setzero_si512(), _mm512_setzero_si512()}; }
-  static EH2O_INLINE Bytes widen(I8 v) {
-    return {_mm512_srai_epi16(_mm512_slli_epi16(v, 8), 8), _mm512_srai_epi16(v, 8)};
-  }
   static EH2O_INLINE __m512i broadcast(const uint8_t* x) {
-    int32_t two;
-    __builtin_memcpy(&two, x, 4);
-    return _mm512_set1_epi32(two);
+    int32_t four;
+    __builtin_memcpy(&four, x, 4);
+    return _mm512_set1_epi32(four);
   }
-  static EH2O_INLINE Acc add(Acc acc, Bytes v, const uint8_t* x) {
-    return {_mm512_dpwssd_epi32(acc.even, v.even, broadcast(x)),
-            _mm512_dpwssd_epi32(acc.odd, v.odd, broadcast(x + 4))};
+  static EH2O_INLINE F32 finish(Acc acc) {
+    return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32((__m512i)acc.high, 8), (__m512i)acc.low));
   }
-  static EH2O_INLINE F32 finish(Acc acc) { return _mm512_cvtepi32_ps(_mm512_add_epi32(acc.even, acc.odd)); }
+  // numbers: bytes 0 and 1 of every lane.
+  static EH2O_INLINE void store_bytes(uint8_t* out, __m512i numbers) {
+    const __m512i order = _mm512_set4_epi32(0, 0, 0x0c080400, 0x0d090501);
+    const __m512i words = _mm512_shuffle_epi8(numbers, order);
+    const __m512i packed = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 0, 0, 0, 0), words);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_castsi512_si256(packed));
+  }
+};
+// Keys plus 128 are the unsigned factor: sums start from what that adds.
+struct KeyDot : BlockDot {
+  static constexpr size_t kStartBytes = 8;
+  static EH2O_INLINE Acc start(const uint8_t* of_block) {
+    return {(__v16si)broadcast(of_block), (__v16si)broadcast(of_block + 4)};
+  }
+  static EH2O_INLINE I8 widen(I8 v) { return _mm512_xor_si512(v, _mm512_set1_epi8(-128)); }
+  static EH2O_INLINE Acc add(Acc acc, I8 keys, const uint8_t* x) {
+    return {(__v16si)_mm512_dpbusd_epi32((__m512i)acc.high, keys, broadcast(x)),
+            (__v16si)_mm512_dpbusd_epi32((__m512i)acc.low, keys, broadcast(x + 4))};
+  }
   static EH2O_INLINE void store_x(uint8_t* out, F32 v) {
-    const __m512i pairs = _mm512_shuffle_epi32(_mm512_cvtps_epi32(v), _MM_PERM_DBCA);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtsepi32_epi16(pairs));
+    const __m512i numbers = _mm512_cvtps_epi32(v);  // the low byte counts as signed
+    store_bytes(out, _mm512_mask_blend_epi8(0x2222222222222222, numbers,
+                                            _mm512_add_epi32(numbers, _mm512_set1_epi32(128))));
   }
+  static EH2O_INLINE void store_start(uint8_t* out, const uint8_t* x) {
+    const __m512i sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), load_i8(x));
+    const __m256i four = _mm256_add_epi32(_mm512_castsi512_si256(sums), _mm512_extracti64x4_epi64(sums, 1));
+    const __m128i two = _mm_add_epi32(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
+    const __m128i sum = _mm_add_epi32(two, _mm_unpackhi_epi64(two, two));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(out), _mm_mullo_epi32(sum, _mm_set1_epi32(-128)));
+  }
+};
+// Weights are not negative.
+struct ValueDot : BlockDot {
+  static EH2O_INLINE Acc start() { return {__v16si{}, __v16si{}}; }
+  static EH2O_INLINE I8 widen(I8 v) { return v; }
+  static EH2O_INLINE Acc add(Acc acc, I8 values, const uint8_t* x) {
+    return {(__v16si)_mm512_dpbusd_epi32((__m512i)acc.high, broadcast(x), values),
+            (__v16si)_mm512_dpbusd_epi32((__m512i)acc.low, broadcast(x + 4), values)};
+  }
+  static EH2O_INLINE void store_x(uint8_t* out, F32 v) { store_bytes(out, _mm512_cvtps_epi32(v)); }
 };
 
 }  // namespace edgeh2o::EH2O_ISA::simd

@@ -331,24 +331,27 @@ EH2O_INLINE void load_columns(I8 (&out)[8], const Row& row) {
     unroll<4>([&](auto i) { out[4 * half + i] = vreinterpretq_s8_f32(words[i]); });
   });
 }
-// Every lane of out: a column of 4 rows, in the order that store_block undoes.
-EH2O_INLINE void load_interleaved(I8 (&out)[8], const uint8_t* const (&rows)[4]) {
-  unroll<2>([&](auto half) {
+// Vectors from kFirst on of a block's 32 columns; every lane: a column of 4 rows. order_block makes of sums
+// of such vectors those that are kBlockOrder among the columns.
+template <size_t kFirst, size_t kVectors>
+EH2O_INLINE void load_interleaved(I8 (&out)[kVectors], const uint8_t* const (&rows)[4]) {
+  static_assert(kFirst % 2 == 0 && kVectors % 2 == 0);
+  unroll<kVectors / 2>([&](auto i) {
+    constexpr size_t kPair = kFirst / 2 + i;  // of 8 columns
     I8 r[4];
-    unroll<4>([&](auto i) { r[i] = load_i8(rows[i] + 16 * half); });
-    const int16x8_t low[2] = {vreinterpretq_s16_s8(vzip1q_s8(r[0], r[1])),
-                              vreinterpretq_s16_s8(vzip1q_s8(r[2], r[3]))};
-    const int16x8_t high[2] = {vreinterpretq_s16_s8(vzip2q_s8(r[0], r[1])),
-                               vreinterpretq_s16_s8(vzip2q_s8(r[2], r[3]))};
-    out[4 * half] = vreinterpretq_s8_s16(vzip1q_s16(low[0], low[1]));
-    out[4 * half + 1] = vreinterpretq_s8_s16(vzip2q_s16(low[0], low[1]));
-    out[4 * half + 2] = vreinterpretq_s8_s16(vzip1q_s16(high[0], high[1]));
-    out[4 * half + 3] = vreinterpretq_s8_s16(vzip2q_s16(high[0], high[1]));
+    unroll<4>([&](auto row) { r[row] = load_i8(rows[row] + 16 * (kPair / 2)); });
+    int16x8_t pair[2];
+    unroll<2>([&](auto j) {
+      pair[j] = vreinterpretq_s16_s8(kPair % 2 ? vzip2q_s8(r[2 * j], r[2 * j + 1])
+                                               : vzip1q_s8(r[2 * j], r[2 * j + 1]));
+    });
+    out[2 * i] = vreinterpretq_s8_s16(vzip1q_s16(pair[0], pair[1]));
+    out[2 * i + 1] = vreinterpretq_s8_s16(vzip2q_s16(pair[0], pair[1]));
   });
 }
-EH2O_INLINE void store_block(float* p, const F32 (&v)[8]) {
-  unroll<8>([&](auto i) { store(p + i * kLanes, v[i]); });
-}
+inline constexpr size_t kBlockOrder[] = {0, 1, 2, 3, 4, 5, 6, 7};
+template <size_t kVectors>
+EH2O_INLINE void order_block(F32 (&)[kVectors]) {}
 // Sums over the 4 bytes of every lane, times 4 numbers of 8 bytes in all that store_x has written: their high
 // bytes, rounded, and their low bytes, signed.
 struct BlockDot {
@@ -383,7 +386,13 @@ struct BlockDot {
     const int8x8_t high = vrshrn_n_s16(both, 8), low = vmovn_s16(both);
     vst1_u8(out, vreinterpret_u8_s32(vzip1_s32(vreinterpret_s32_s8(high), vreinterpret_s32_s8(low))));
   }
+  // Of a block of keys: sums start from 0.
+  static constexpr size_t kStartBytes = 0;
+  static EH2O_INLINE Acc start(const uint8_t*) { return start(); }
+  static EH2O_INLINE void store_start(uint8_t*, const uint8_t*) {}
 };
+using KeyDot = BlockDot;
+using ValueDot = BlockDot;
 
 }  // namespace edgeh2o::EH2O_ISA::simd
 
