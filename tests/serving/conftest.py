@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,6 +18,9 @@ from edgeh2o.engine.session import Session
 from edgeh2o.formats.known_models import CACHE_VARIABLE, cache_folder
 from edgeh2o.serving.answers import AnswerEngine
 from tests.tiny_models import TinyModelFactory
+
+if TYPE_CHECKING:
+    import openai
 
 StartServer = Callable[..., "RunningServer"]
 ROOT = Path(__file__).parents[2]
@@ -126,6 +130,14 @@ SMALL_CALLS = ("--parallel", "4", "-ub", "64", "-b", "256")
 def server(start_server: StartServer) -> RunningServer:
     """The server that most tests share."""
     return start_server(*SMALL_CALLS)
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> openai.OpenAI:
+    """openai-python, for that server."""
+    import openai  # takes longer than most files of tests need
+
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
 @contextmanager

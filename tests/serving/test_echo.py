@@ -19,11 +19,6 @@ def server(start_server: StartServer) -> RunningServer:
     return start_server(*SMALL_CALLS, "--attention-precision", "f32")
 
 
-@pytest.fixture(scope="module")
-def client(server: RunningServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-
-
 def test_several_prompts_have_a_choice_each(client: openai.OpenAI) -> None:
     prompts = ["the hen ", "a fox and", "the hen ", "under the tree"]
     options: Any = {"model": "m", "max_tokens": 5, "seed": 3, "temperature": 0, "logprobs": 1}
