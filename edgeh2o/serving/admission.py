@@ -6,11 +6,11 @@ import asyncio
 import math
 import traceback
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from .answers import Event, Progress, Ticket
 from .api_error import ApiError
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from .answers import AnswerEngine
     from .metrics import Metrics
     from .requests import GenerationRequest
+
+T = TypeVar("T")
 
 RETRY_AFTER_S = 5
 # Between two reports of what was read. One for every layer of a short prompt, each of which wakes
@@ -51,7 +53,8 @@ class _Waiting:
 class Admission:
     """First come, first served: ``parallel`` at work, up to ``max_queue`` waiting.
 
-    One that is to have a certain place waits for that alone, and holds up nobody who is not.
+    One that is to have a certain place waits for that alone, and holds up nobody who is not. A
+    place is free once the work is done, however slowly the client takes the answer.
 
     One address may have half of the queue and of the places at most, where there are several; that
     of the machine itself, which may be a proxy, all.
@@ -68,6 +71,7 @@ class Admission:
         self._most_of_one = max(parallel, (parallel + max_queue) // 2)
         self._clients: Counter[str] = Counter()
         self._tickets: set[Ticket] = set()
+        self._at_work: dict[Ticket, Place] = {}
         self._threads = ThreadPoolExecutor(parallel, thread_name_prefix="edgeh2o-answer")
         self.is_closing = False
 
@@ -106,12 +110,12 @@ class Admission:
             self._metrics.running.inc()
             place.ticket, place.n_request = ticket, self._n_admitted
             ticket.place = place.number
+            self._at_work[ticket] = place
             self._n_admitted += 1
             try:
                 yield ticket
             finally:
-                self._metrics.running.dec()
-                self._leave(place)
+                self._release(ticket)
         finally:
             self._tickets.discard(ticket)
             self._clients[client] -= 1
@@ -139,6 +143,13 @@ class Admission:
             else:  # it was given one at the same time
                 self._leave(waiting.given.result())
             raise
+
+    def _release(self, ticket: Ticket) -> None:
+        """Others may have its place, if it has one still."""
+        place = self._at_work.pop(ticket, None)
+        if place is not None:
+            self._metrics.running.dec()
+            self._leave(place)
 
     def _leave(self, place: Place) -> None:
         """Gives a place to the first who waits for it."""
@@ -175,14 +186,10 @@ class Admission:
         def work() -> None:
             try:
                 self._engine.answer(request, emit, ticket)
-            except BaseException as error:
-                forget_frames(error)
-                raise
             finally:
                 loop.call_soon_threadsafe(events.put_nowait, None)
 
-        done = loop.run_in_executor(self._threads, work)
-        done.add_done_callback(_take_error)  # a second cancellation may leave before it is there
+        done = self._start(work, ticket)
         is_first = True
         try:
             while (event := await events.get()) is not None:
@@ -193,10 +200,35 @@ class Admission:
                 yield event
             await done
         finally:
-            if not done.done():
-                ticket.cancel("the client has gone")
-                await asyncio.shield(asyncio.wait([done]))
+            await _end(done, ticket)
             del done  # its error holds this frame: a cycle, and in it the runner
+
+    async def run(self, work: Callable[[], T], ticket: Ticket) -> T:
+        """What ``work`` of an admitted request gives, or raises.
+
+        Left early, the request is cancelled, and its thread waited for.
+        """
+        done = self._start(work, ticket)
+        try:
+            return await asyncio.shield(done)
+        finally:
+            await _end(done, ticket)
+            del done
+
+    def _start(self, work: Callable[[], T], ticket: Ticket) -> asyncio.Future[T]:
+        """In a thread of its own, at the end of which its place is free."""
+
+        def work_alone() -> T:
+            try:
+                return work()
+            except BaseException as error:
+                forget_frames(error)
+                raise
+
+        done = asyncio.get_running_loop().run_in_executor(self._threads, work_alone)
+        done.add_done_callback(_take_error)  # a second cancellation may leave before it is there
+        done.add_done_callback(lambda _: self._release(ticket))
+        return done
 
     def cancel_all(self, reason: str) -> None:
         """Ends all that are at work and that wait."""
@@ -218,7 +250,14 @@ class Admission:
         self._threads.shutdown(wait=False)
 
 
-def _take_error(done: asyncio.Future[None]) -> None:
+async def _end(done: asyncio.Future[T], ticket: Ticket) -> None:
+    """Cancels the request whose work is not done, and waits for that."""
+    if not done.done():
+        ticket.cancel("the client has gone")
+        await asyncio.shield(asyncio.wait([done]))
+
+
+def _take_error(done: asyncio.Future[T]) -> None:
     """Whoever awaits it is told besides; without that, asyncio would log it."""
     if not done.cancelled():
         done.exception()

@@ -23,7 +23,14 @@ from .anthropic_format import MessagesFormat
 from .anthropic_request import read_messages_request
 from .api_error import ANTHROPIC_PATH, ApiError
 from .descriptions import Descriptions, Handler
-from .event_flow import collect, end_work, finish_or_leave, format_stream, join_events
+from .event_flow import (
+    collect,
+    end_work,
+    finish_or_cancel,
+    finish_or_leave,
+    format_stream,
+    join_events,
+)
 from .event_stream import HEARTBEAT_S, EventStream
 from .http_body import (
     AllowedHosts,
@@ -283,13 +290,11 @@ class _Server:
         n_at_once = self._settings.parallel
         events = join_events(answers, n_of_prompt=n_of_prompt, n_at_once=n_at_once)
         if not wanted[0].stream:
-            work = asyncio.ensure_future(collect(events, len(forms)))
             try:
-                await finish_or_leave(request, work)
-                told = zip(forms, work.result(), strict=True)
+                told = await finish_or_cancel(request, collect(events, len(forms)))
             finally:
-                await end_work(work, events)
-            said = [form.whole(*answer) for form, answer in told]
+                await events.aclose()
+            said = [form.whole(*answer) for form, answer in zip(forms, told, strict=True)]
             return JSONResponse(said[0] if len(said) == 1 else join(said))
         first = asyncio.ensure_future(anext(events))
         try:

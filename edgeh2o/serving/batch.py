@@ -18,7 +18,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from typing import IO, TYPE_CHECKING, Any
 
 from ..errors import EdgeH2OError, ResourceError, UsageError
@@ -221,39 +220,27 @@ def run_batch(
     """
     left = deque(item for item in items if item.digest not in results.done)
     n_done = len(items) - len(left)
-    tickets: set[Ticket] = set()
-    lock = Lock()
-
-    def work(item: BatchItem) -> dict[str, Any]:
-        ticket = Ticket()
-        with lock:
-            tickets.add(ticket)
-        try:
-            return answer_item(engine, item, model_name, sampling, ticket)
-        finally:
-            with lock:
-                tickets.discard(ticket)
-
     if on_done is not None:
         on_done(n_done, len(items))
-    running: dict[Future[dict[str, Any]], BatchItem] = {}
+    running: dict[Future[dict[str, Any]], tuple[BatchItem, Ticket]] = {}
     threads = ThreadPoolExecutor(parallel, thread_name_prefix="edgeh2o-batch")
     try:
         width = 1
         while left or running:
             while left and len(running) < width:
-                item = left.popleft()
-                running[threads.submit(work, item)] = item
+                item, ticket = left.popleft(), Ticket()
+                work = threads.submit(answer_item, engine, item, model_name, sampling, ticket)
+                running[work] = item, ticket
             finished, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in finished:
-                item, result = running.pop(future), future.result()
-                results.add(item, result)
+                item, _ = running.pop(future)
+                results.add(item, future.result())
                 n_done += 1
                 if on_done is not None:
                     on_done(n_done, len(items))
             width = parallel
     finally:
-        for ticket in tuple(tickets):
+        for _, ticket in running.values():
             ticket.cancel("the batch was interrupted")
         threads.shutdown(cancel_futures=True)
 

@@ -83,8 +83,9 @@ class Conversation:
     @property
     def n_bytes(self) -> int:
         """Memory that it holds: of one at rest, what it held when it came to rest."""
+        runner = self.runner
         if self.is_busy:
-            return 0 if self.runner is None else self.runner.held_bytes
+            return 0 if runner is None else runner.held_bytes
         return self._resting_bytes
 
     def expect(self, n_tokens: int, n_bytes: int) -> None:

@@ -75,9 +75,8 @@ class ConversationPool:
 
     @property
     def n_bytes(self) -> int:
-        """What all kept conversations hold."""
-        with self.room.lock:
-            return self.room.held_bytes
+        """What all kept conversations hold, about: it waits for nobody, as statistics may not."""
+        return self.room.held_bytes
 
     def __len__(self) -> int:
         return len(self.room.kept)
@@ -108,9 +107,9 @@ class ConversationPool:
             )
             if saved is None or self._load(taken, saved):
                 chosen = taken
-        if chosen.runner is not None:
-            chosen.runner.expect_prompt(chosen.shape_of(prompt, n_question))
         try:
+            if chosen.runner is not None:
+                chosen.runner.expect_prompt(chosen.shape_of(prompt, n_question))
             yield chosen
         finally:
             chosen.report.listener = None
@@ -184,12 +183,7 @@ class ConversationPool:
         plan = self.plan.with_adapters(saved.plan.adapter_scales)
         n_tokens = len(saved.token_ids)
         kept = self._with_room(lambda: self._new(n_tokens, 0, plan), require)
-        try:
-            kept.session.load(saved.path)
-        except BaseException:
-            with self.room.lock:
-                self.room.kept.remove(kept)
-            raise
+        self._read_file(kept, saved)
         with self.room.lock:
             self.room.drop_like(kept, slot)
             kept.slot = slot
@@ -283,8 +277,10 @@ class ConversationPool:
         kept = self._new(n_tokens, max_tokens, plan, spared=best)
         try:
             kept.session.begin_as(best.session, n_best, context, n_tokens)
-        except (ResourceError, ValueError):
+        except BaseException as error:
             self.room.kept.remove(kept)
+            if not isinstance(error, (ResourceError, ValueError)):
+                raise
             if is_taken:
                 return self._begin(n_tokens, max_tokens, plan), None
             best.expect(n_tokens, kept.expected_bytes)
@@ -295,15 +291,22 @@ class ConversationPool:
         """Takes up a file; whether it was good."""
         assert self.disk is not None
         try:
-            kept.session.load(saved.path)
+            self._read_file(kept, saved)
         except EdgeH2OError as error:
             self.disk.forget(saved, error)
-            with self.room.lock:
-                self.room.kept.remove(kept)
             return False
         self.disk.touch(saved.path)
         _logger.info("%d tokens are taken from %s", len(saved.token_ids), saved.path)
         return True
+
+    def _read_file(self, kept: Conversation, saved: SavedPrefix) -> None:
+        """Takes up a file; one for which that fails is not kept. Raises as ``Session.load``."""
+        try:
+            kept.session.load(saved.path)
+        except BaseException:
+            with self.room.lock:
+                self.room.kept.remove(kept)
+            raise
 
     def _count_usable(
         self, each: Conversation, prompt: Prompt, n_question: int, slot: int
@@ -343,9 +346,9 @@ class ConversationPool:
             try:
                 kept.session.prepare(n_tokens, max_tokens, stays_open=True)
                 break
-            except ResourceError:
+            except BaseException as error:
                 self.room.kept.remove(kept)
-                if not self.room.free_some():
+                if not isinstance(error, ResourceError) or not self.room.free_some():
                     raise
                 self.room.kept.append(kept)
         assert kept.runner is not None and kept.runner.max_context >= min(context, n_tokens)

@@ -172,7 +172,8 @@ class Descriptions:
         ids = fields.raw("tokens")
         if not isinstance(ids, list) or not all(type(i) is int for i in ids):
             fields.refuse("tokens", "an array of token ids")
-        return JSONResponse({"content": self._engine.tokenizer.decode(ids)})
+        text = await asyncio.to_thread(self._engine.tokenizer.decode, ids)
+        return JSONResponse({"content": text})
 
 
 def _show_piece(data: bytes) -> str | list[int]:

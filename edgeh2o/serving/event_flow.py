@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -17,6 +17,7 @@ from .requests import GenerationRequest
 # An event of one of several answers, which its number names.
 Told: TypeAlias = tuple[int, Event]
 WholeAnswer: TypeAlias = tuple[Sequence[Piece], Finished]
+T = TypeVar("T")
 
 
 async def collect(events: AsyncIterator[Told], n_answers: int) -> list[WholeAnswer]:
@@ -107,6 +108,17 @@ async def join_events(
             await work
 
 
+async def finish_or_cancel(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What ``work`` gives, or raises. ClientDisconnect, and its end, if the client goes before."""
+    task = asyncio.ensure_future(work)
+    try:
+        await finish_or_leave(request, task)
+        return task.result()
+    finally:
+        await _cancel(task)
+        del task  # its error holds this frame
+
+
 async def finish_or_leave(
     request: Request, work: asyncio.Future[Any], *, timeout_s: float | None = None
 ) -> None:
@@ -133,11 +145,16 @@ async def _gather_all(works: Sequence[Coroutine[Any, Any, None]]) -> None:
 
 async def end_work(work: asyncio.Future[Any], events: AsyncGenerator[Told, None]) -> None:
     """Ends ``work``, which reads ``events``, and them; the request is cancelled by that."""
+    await _cancel(work)
+    await events.aclose()
+
+
+async def _cancel(work: asyncio.Future[Any]) -> None:
+    """Ends it, unless it is done, whatever comes of it."""
     if not work.done():
         work.cancel()
     with suppress(asyncio.CancelledError, Exception):
         await work
-    await events.aclose()
 
 
 async def _wait_for_end(request: Request) -> None:

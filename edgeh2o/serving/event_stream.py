@@ -41,6 +41,13 @@ class EventStream(Response):
         self._form, self._chunks, self._on_end = form, chunks, on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._send_while_heard(receive, send)
+        finally:
+            await self._on_end()
+
+    async def _send_while_heard(self, receive: Receive, send: Send) -> None:
+        """Until all is sent, or the client goes."""
         await send(
             {
                 "type": "http.response.start",
@@ -59,7 +66,6 @@ class EventStream(Response):
             sending.cancel()
             with suppress(asyncio.CancelledError, OSError):
                 await sending
-            await self._on_end()
 
     async def _send_all(self, send: Send) -> None:
         async def write(data: bytes, *, more: bool = True) -> None:

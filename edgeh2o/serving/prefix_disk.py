@@ -127,13 +127,10 @@ class PrefixDisk:
             entries = [entry for entry in self._index.values() if entry is not None]
         scales = conversation.session.plan.adapter_scales
         entries = [entry for entry in entries if entry.plan.adapter_scales == scales]
-        for entry in entries:
-            n_common = count_common(entry.token_ids, token_ids)
-            if n_common == end:  # all of it is there
-                self.touch(entry.path, conversation.idle_s)
-                return
-            if n_common == len(entry.token_ids):  # it went on, and takes its place
-                self._remove(entry.path)
+        counts = [count_common(entry.token_ids, token_ids) for entry in entries]
+        if end in counts:  # all of it is there
+            self.touch(entries[counts.index(end)].path, conversation.idle_s)
+            return
         parts = [runner.save_state(), *runner.mark_states, *runner.cached_rows()]
         n_bytes = sum(map(len, parts))
         if n_bytes > self.max_bytes:
@@ -141,6 +138,9 @@ class PrefixDisk:
                 f"its {end} tokens take {n_bytes} bytes and --prefix-cache-disk may hold "
                 f"{self.max_bytes}"
             )
+        for entry, n_common in zip(entries, counts, strict=True):
+            if n_common == len(entry.token_ids):  # it went on, and takes its place
+                self._remove(entry.path)
         self._make_room(n_bytes)
         path = self.folder / _name_of(conversation.session.fingerprint, token_ids)
         conversation.session.save(path, {})
@@ -200,7 +200,7 @@ class PrefixDisk:
             paths = {path.name: path for path in self._paths()}
         except OSError as error:
             _logger.warning("the folder of kept conversations cannot be read: %s", error)
-            self._index = {}
+            self._index, self._seen_at = {}, -1
             return
         self._seen_at = changed_at
         self._index = {name: entry for name, entry in self._index.items() if name in paths}

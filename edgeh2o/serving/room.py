@@ -70,9 +70,9 @@ class ConversationRoom:
 
     @property
     def held_bytes(self) -> int:
-        """What all conversations hold, with ``lock``."""
-        leaving = 0 if self._leaving is None else self._leaving[0].n_bytes
-        return sum(each.n_bytes for each in self.kept) + leaving
+        """What all conversations hold; without ``lock`` about so much."""
+        kept, leaving = tuple(self.kept), self._leaving
+        return sum(each.n_bytes for each in kept) + (0 if leaving is None else leaving[0].n_bytes)
 
     def make_for_new(
         self, n_tokens: int, max_tokens: int, spared: Conversation | None = None
@@ -214,6 +214,8 @@ class ConversationRoom:
     def _write(self, leaving: Conversation, disk: PrefixDisk) -> None:
         try:
             disk.save(leaving)
+        except Exception:  # nobody waits for what comes of it
+            _logger.exception("a conversation is not kept on the disk")
         finally:
             leaving.session.close()
             with self.lock:

@@ -83,15 +83,15 @@ class SharedDraft:
         try:
             prepare = partial(self._draft.prepared, sampling, context)
             source = cast("DraftModel | None", self.scheduler.call(prepare))
+            if source is None:
+                return None
+            self._source, self._latest = source, None
+            return LentDraft(self, source)
         except ResourceError as error:
             _logger.warning("an answer is written without the draft model: %s", error)
             return None
         finally:
             self._at_work.release()
-        if source is None:
-            return None
-        self._source, self._latest = source, None
-        return LentDraft(self, source)
 
     @contextmanager
     def lend(self, borrower: LentDraft) -> Iterator[BatchRunner | None]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -11,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from .admission import Admission
 from .api_error import ApiError
+from .event_flow import finish_or_cancel
 from .http_body import read_body
 
 if TYPE_CHECKING:
@@ -22,7 +24,10 @@ _NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 
 
 class SlotActions:
-    """Answers ``POST /slots/N?action=...``; a slot that is at work is waited for."""
+    """Answers ``POST /slots/N?action=...``; a slot that is at work is waited for.
+
+    A client that goes waits no more. What is being written by then is written to its end.
+    """
 
     def __init__(self, slots: Slots, admission: Admission) -> None:
         self._slots, self._admission = slots, admission
@@ -42,8 +47,14 @@ class SlotActions:
         if not name and "origin" in request.headers:
             await read_body(request)  # as JSON: pages of other origins cannot send that unasked
         client = request.client.host if request.client else ""
-        async with self._admission.admit(client, int(number)) as ticket:
-            return JSONResponse(await asyncio.to_thread(act, int(number), name, ticket))
+        done = self._act_at(int(number), client, partial(act, int(number), name))
+        return JSONResponse(await finish_or_cancel(request, done))
+
+    async def _act_at(
+        self, slot: int, client: str, act: Callable[[Ticket], dict[str, Any]]
+    ) -> dict[str, Any]:
+        async with self._admission.admit(client, slot) as ticket:
+            return await self._admission.run(partial(act, ticket), ticket)
 
     def _save(self, slot: int, name: str, ticket: Ticket) -> dict[str, Any]:
         file = self._slots.save(slot, name, ticket.require)

@@ -138,6 +138,33 @@ def test_who_waits_for_a_place_holds_up_nobody_else() -> None:
     asyncio.run(check())
 
 
+def test_who_takes_an_answer_slowly_keeps_no_place() -> None:
+    """As many such clients as there are places had stopped the server."""
+
+    class Engine:
+        def answer(self, _request: Any, emit: Any, _ticket: Any) -> None:
+            for event in "abc":
+                emit(event)
+
+    async def check() -> None:
+        requests = _Requests(parallel=1, max_queue=8, engine=Engine())
+        request: Any = None
+        async with requests.admission.admit("") as ticket:
+            events = requests.admission.answer(request, ticket)
+            assert await anext(events) == "a"
+            await requests.begin("next")
+            end = time.monotonic() + 20
+            while "next" not in requests.places and time.monotonic() < end:
+                await asyncio.sleep(0.01)
+            assert requests.places == {"next": 0}
+            assert [event async for event in events] == ["b", "c"]
+        assert requests.admission.places[0].is_taken  # by the other one still
+        await requests.end("next")
+        assert not requests.admission.places[0].is_taken
+
+    asyncio.run(check())
+
+
 def test_who_is_given_up_while_waiting_takes_no_place() -> None:
     async def check() -> None:
         requests = _Requests(parallel=1, max_queue=8)

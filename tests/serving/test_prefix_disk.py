@@ -216,6 +216,30 @@ def test_a_conversation_larger_than_the_folder_is_not_kept(
     assert not files_of(tmp_path)
 
 
+def test_a_conversation_that_became_too_large_leaves_what_was_kept_of_it(
+    serving_model: Path, tmp_path: Path
+) -> None:
+    prompt = tokens_of(400, seed=0)
+    with open_engine(serving_model, prefix_disk=(tmp_path, SIZE)) as engine:
+        answer(engine, request_of(prompt, 1))
+    kept = files_of(tmp_path)
+    size = kept[0].stat().st_size
+    with open_engine(serving_model, prefix_disk=(tmp_path, size + 1000)) as engine:
+        answer(engine, request_of(prompt + tokens_of(600, seed=1)))
+    assert files_of(tmp_path) == kept
+
+
+def test_a_folder_that_was_away_is_found_again(serving_model: Path, tmp_path: Path) -> None:
+    folder, away, prompt = tmp_path / "here", tmp_path / "away", tokens_of(400, seed=0)
+    with open_engine(serving_model, prefix_disk=(folder, SIZE)) as engine:
+        answer(engine, request_of(prompt))
+    with open_engine(serving_model, prefix_disk=(folder, SIZE)) as engine:
+        folder.rename(away)
+        answer(engine, request_of(tokens_of(400, seed=1)))
+        away.rename(folder)
+        assert answer(engine, request_of(prompt)).stats.cached_tokens >= 256
+
+
 def test_the_folder_is_made_for_its_owner(tmp_path: Path) -> None:
     disk = PrefixDisk(tmp_path / "a" / "b", SIZE, lambda fingerprint: None)
     assert disk.folder.stat().st_mode & 0o777 == 0o700

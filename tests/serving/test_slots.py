@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,13 @@ def act(server: RunningServer, slot: object, action: str, **body: object) -> Rep
 def complete(server: RunningServer, slot: int, prompt: str = FRANCE, **more: object) -> Any:
     body = {"prompt": prompt, "id_slot": slot, "n_predict": 4, "temperature": 0, **more}
     return ask(server, "/completion", body)
+
+
+def wait_for(server: RunningServer, metric: str) -> None:
+    end = time.monotonic() + 30
+    while metric not in fetch(server, "/metrics").text:
+        assert time.monotonic() < end, metric
+        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +86,24 @@ def test_an_erased_slot_reads_again(saving: RunningServer) -> None:
     assert fetch(saving, "/slots/3?action=erase", b"").status_code == 200
     page = {"origin": "http://evil.example", "content-type": "text/plain"}
     assert fetch(saving, "/slots/3?action=erase", b"{}", page).status_code == 415
+
+
+def test_a_client_that_goes_waits_for_its_slot_no_more(saving: RunningServer) -> None:
+    """It was erased all the same, whenever that was."""
+    body = {"prompt": GERMANY, "id_slot": 2, "n_predict": 7000, "ignore_eos": True, "n_probs": 20}
+    with closing(HTTPConnection("127.0.0.1", saving.port, timeout=60)) as at_work:
+        at_work.request("POST", "/completion", json.dumps(body | {"stream": True}), JSON)
+        stream = at_work.getresponse()
+        while not stream.readline().startswith(b"data: "):
+            pass
+        with closing(HTTPConnection("127.0.0.1", saving.port, timeout=60)) as leaving:
+            leaving.request("POST", "/slots/2?action=erase", b"{}", JSON)
+            wait_for(saving, "edgeh2o_requests_waiting 1.0")
+        wait_for(saving, "edgeh2o_requests_waiting 0.0")
+        assert fetch(saving, "/slots").json()[2]["is_processing"]
+        stream.close()
+    wait_for(saving, "edgeh2o_requests_running 0.0")
+    assert act(saving, 2, "erase").json()["n_erased"] > 60
 
 
 @pytest.mark.parametrize(
