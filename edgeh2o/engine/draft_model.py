@@ -88,13 +88,13 @@ class DraftModel:
 
     @property
     def max_context(self) -> int:
-        """Tokens that its sequence has room for."""
-        return self.runner.max_context
+        """Tokens that its sequence has room for; 0 without one."""
+        return 0 if self._runner is None else self._runner.max_context
 
     @contextmanager
     def lend(self) -> Iterator[BatchRunner | None]:
-        """Its sequence; see ``ModelSource``."""
-        yield self.runner
+        """Its sequence, None after one that did not fit; see ``ModelSource``."""
+        yield self._runner
 
     def make_drafter(
         self, runner: Runner, prompt: NDArray[np.int32], costs: CallCosts, length: int | None

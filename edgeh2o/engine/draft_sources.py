@@ -53,7 +53,7 @@ class ModelSource(Protocol):
         """Most tokens of a text that it drafts for."""
 
     def lend(self) -> AbstractContextManager[BatchRunner | None]:
-        """Its sequence, for as long as the block lasts; None where others are at work.
+        """Its sequence, for as long as the block lasts; None where it has none for this answer now.
 
         Another object than the last time if somebody else has written to it since.
         """

@@ -74,8 +74,8 @@ class ModelDrafter(WritingDrafter):
         if not self._can_read or most < 1:
             return []
         with self._model.lend() as runner:
-            if runner is None:
-                return []
+            if runner is None or (most := min(most, runner.max_context - len(self._text))) < 1:
+                return []  # others may have made it anew, for shorter texts
             if runner is not self._last_runner:  # what it holds is not known
                 self._last_runner, self._n_held, self._ahead = runner, None, []
             return self._draft(most)

@@ -103,9 +103,11 @@ class SharedDraft:
             source = self._source
             assert source is not None  # there is none to lend before
             with source.lend() as runner:
-                if borrower is not self._latest and runner is not None:
+                if runner is None:  # a longer one had no room, and this one had gone for it
+                    borrower.runner = None
+                elif borrower is not self._latest:
                     borrower.runner = cast("BatchRunner", _InTurn(runner, self.scheduler))
-                    self._latest = borrower
+                self._latest = borrower
                 yield borrower.runner
         finally:
             self._at_work.release()
@@ -119,7 +121,10 @@ class LentDraft:
     def __init__(self, shared: SharedDraft, source: DraftModel) -> None:
         self._shared, self._source = shared, source
         self.runner: BatchRunner | None = None
-        self.max_context = source.max_context
+
+    @property
+    def max_context(self) -> int:
+        return self._source.max_context
 
     @property
     def path(self) -> Path:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from edgeh2o import PrefillConfig, SamplingParams
+from edgeh2o.engine import draft_model
 from edgeh2o.errors import ResourceError
 from edgeh2o.serving.requests import GenerationRequest
 from edgeh2o.serving.scheduler import Scheduler
@@ -120,6 +121,36 @@ def test_whoever_is_alone_has_it(scheduler: Scheduler, caplog: pytest.LogCapture
     draft.fails = True
     assert shared.prepared(SamplingParams(), 64) is None
     assert "written without the draft model: no room" in caplog.text
+
+
+def test_a_longer_text_without_room_ends_no_answer(
+    serving_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that had drafted failed by the next token."""
+
+    def fail(*_: object) -> None:
+        raise ResourceError("no room")
+
+    with open_engine(serving_model, draft=serving_model, **EXACT) as engine:
+        shared = engine.pool.draft
+        assert isinstance(shared, SharedDraft)
+        first = shared.prepared(SamplingParams(), 256)
+        assert first is not None
+        with first.lend() as mine:
+            assert mine is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(draft_model, "start_runner", fail)
+            assert shared.prepared(SamplingParams(), 8000) is None
+            for _ in range(2):
+                with first.lend() as mine:
+                    assert mine is None
+        second = shared.prepared(SamplingParams(), 64)
+        assert second is not None
+        with second.lend() as mine:
+            assert mine is not None
+        with first.lend() as mine:  # which reads its text again
+            assert mine is not None and mine.position == 0
+        assert first.max_context == 64
 
 
 def test_its_calls_go_before_others(scheduler: Scheduler) -> None:
