@@ -20,7 +20,7 @@ from .model_options import (
     read_model_options,
 )
 from .options import read_config
-from .serve import add_sampling_defaults, model_name, note_profile, parse_size
+from .serving_options import add_sampling_defaults, model_name, note_profile, parse_size
 
 if TYPE_CHECKING:
     from ..engine.session import Session

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import re
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib.util import find_spec
@@ -16,6 +16,7 @@ from ..errors import EdgeH2OError, UsageError
 from ..sampling_config import SamplingParams
 from .chat_options import add_template_options, read_template
 from .model_options import (
+    ModelOptions,
     add_draft_option,
     add_model_argument,
     add_model_options,
@@ -26,11 +27,13 @@ from .model_options import (
     read_model_options,
     read_sampling,
 )
-from .options import add_config_options, utf8_text
+from .options import utf8_text
 from .prompt import read_text
+from .serving_options import add_sampling_defaults, model_name, note_profile, parse_size
 
 if TYPE_CHECKING:
     from ..engine.session import Session
+    from ..serving.server_settings import ServerSettings
 
 HELP = "answer requests over HTTP (interfaces of OpenAI and Anthropic)"
 DESCRIPTION = (
@@ -43,26 +46,6 @@ EXAMPLES = """\
   edgeh2o serve model.gguf -c 16384 --host 0.0.0.0 --api-key-file key.txt"""
 _HOST = "127.0.0.1"
 _PACKAGES = ("starlette", "uvicorn", "prometheus_client", "llguidance")
-_CONTEXT_FULL_HELP = (
-    "once prompt and answer fill the context: stop; or shift: go on with the beginning of the "
-    "prompt and the latest tokens, half of the context, which are read again; or evict: drop what "
-    "received least attention from the cache, a few hundred tokens at a time. A prompt that is "
-    "longer than the context is refused"
-)
-# What a request alone says.
-_OF_REQUESTS = ("presence_penalty", "frequency_penalty", "logit_bias")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:iB|B)?", re.IGNORECASE)
-
-
-def add_sampling_defaults(parser: argparse.ArgumentParser, *, has_draft: bool) -> None:
-    """Adds the flags for what requests do not say of sampling."""
-    add_config_options(
-        parser,
-        SamplingParams,
-        title="sampling, where a request says nothing",
-        skip=_OF_REQUESTS if has_draft else ("draft_tokens", *_OF_REQUESTS),
-        helps={"context_full": _CONTEXT_FULL_HELP},
-    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -161,15 +144,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Loads the model and serves it until a signal comes; returns the exit code."""
     require_packages()
-    for flag, value, least in (
-        ("--parallel", args.parallel, 1),
-        ("--max-queue", args.max_queue, 0),
-        ("--timeout", args.timeout, 0),
-    ):
-        if not least <= value <= 10**6:
-            raise UsageError(f"{flag} must be at least {least}, got {value}")
-    if not 0 <= args.port <= 65535:
-        raise UsageError(f"--port must be from 0 to 65535, got {args.port}")
+    _check_numbers(args)
     sampling = read_sampling(args)
     options = read_model_options(args)
     if args.lora_init_without_apply:
@@ -181,21 +156,68 @@ def execute(args: argparse.Namespace) -> int:
     hosts = split_names(",".join(args.host or (_HOST,)))
     if not hosts:
         raise UsageError("--host is empty; leave it out, or name an address")
+    logging.getLogger("edgeh2o.serving").setLevel(logging.INFO if args.verbose else logging.WARNING)
+    _serve(args, options, hosts, _make_settings(args, options.model, hosts, keys, sampling))
+    return 0
 
-    from ..serving.answers import AnswerEngine
-    from ..serving.app import make_app
-    from ..serving.listening import LOOPBACK, address_of, is_path, is_reachable, open_sockets
-    from ..serving.loading_notice import LoadingNotice
-    from ..serving.server import run_server
+
+def _check_numbers(args: argparse.Namespace) -> None:
+    """Raises UsageError for those out of range."""
+    for flag, value, least in (
+        ("--parallel", args.parallel, 1),
+        ("--max-queue", args.max_queue, 0),
+        ("--timeout", args.timeout, 0),
+    ):
+        if not least <= value <= 10**6:
+            raise UsageError(f"{flag} must be at least {least}, got {value}")
+    if not 0 <= args.port <= 65535:
+        raise UsageError(f"--port must be from 0 to 65535, got {args.port}")
+
+
+def _make_settings(
+    args: argparse.Namespace,
+    model: str,
+    hosts: Sequence[str],
+    keys: tuple[str, ...],
+    sampling: SamplingParams,
+) -> ServerSettings:
+    """How requests are admitted; warns where everybody may send them."""
+    from ..serving.listening import LOOPBACK, is_path, is_reachable
     from ..serving.server_settings import ServerSettings
 
-    logging.getLogger("edgeh2o.serving").setLevel(logging.INFO if args.verbose else logging.WARNING)
     reachable = [host for host in hosts if is_reachable(host)]
     if reachable and not keys:
         print_note(
             f"edgeh2o: warning: everybody who reaches {', '.join(reachable)} can use the model; "
             "set EDGEH2O_API_KEY"
         )
+    names = split_names(args.alias) or (model_name(model),)
+    return ServerSettings(
+        model_name=names[0],
+        model_path=os.fsencode(model).decode("utf-8", "replace"),
+        aliases=names,
+        tags=split_names(args.tags),
+        api_keys=keys,
+        cors_origins=split_names(",".join(args.cors or ())),
+        # No page of the web reaches a UNIX socket.
+        allowed_hosts=None if reachable or all(map(is_path, hosts)) else (*LOOPBACK, "[::1]"),
+        parallel=args.parallel,
+        max_queue=args.max_queue,
+        timeout_s=args.timeout,
+        sampling=sampling,
+    )
+
+
+def _serve(
+    args: argparse.Namespace, options: ModelOptions, hosts: Sequence[str], settings: ServerSettings
+) -> None:
+    """Listens on ``hosts``, loads the model, and serves it until a signal comes."""
+    from ..serving.answers import AnswerEngine
+    from ..serving.app import make_app
+    from ..serving.listening import address_of, open_sockets
+    from ..serving.loading_notice import LoadingNotice
+    from ..serving.server import run_server
+
     opened: list[Session] = []
     template = read_template(args)
     # Before the weights are read.
@@ -204,28 +226,13 @@ def execute(args: argparse.Namespace) -> int:
         loading.enter_context(LoadingNotice(listening))
         _, bars = stack.enter_context(open_model(options, check=opened.append, **template))
         bars.close()
-        opened[0].check_options(sampling)  # else every request would be refused
+        opened[0].check_options(settings.sampling)  # else every request would be refused
         note_profile(opened[0], is_quiet=args.quiet)
         engine = AnswerEngine(
             opened[0],
             prefix_ram_bytes=args.prefix_cache_ram,
             prefix_disk=args.prefix_cache_disk,
             slot_folder=args.slot_save_path,
-        )
-        names = split_names(args.alias) or (model_name(options.model),)
-        settings = ServerSettings(
-            model_name=names[0],
-            model_path=os.fsencode(options.model).decode("utf-8", "replace"),
-            aliases=names,
-            tags=split_names(args.tags),
-            api_keys=keys,
-            cors_origins=split_names(",".join(args.cors or ())),
-            # No page of the web reaches a UNIX socket.
-            allowed_hosts=None if reachable or all(map(is_path, hosts)) else (*LOOPBACK, "[::1]"),
-            parallel=args.parallel,
-            max_queue=args.max_queue,
-            timeout_s=args.timeout,
-            sampling=sampling,
         )
         addresses = " and ".join(map(address_of, hosts, listening))
 
@@ -236,7 +243,6 @@ def execute(args: argparse.Namespace) -> int:
         app = make_app(engine, settings)
         loading.close()
         run_server(app, listening, on_ready=announce)
-    return 0
 
 
 def require_packages() -> None:
@@ -244,28 +250,6 @@ def require_packages() -> None:
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise EdgeH2OError(f'serving needs {", ".join(missing)}: pip install "edgeh2o[serve]"')
-
-
-def note_profile(opened: Session, *, is_quiet: bool) -> None:
-    """Says why the start takes longer, once for every model."""
-    from ..engine.learning import lacks_profile
-
-    if lacks_profile(opened.plan, opened.model) and not is_quiet:
-        print_note("edgeh2o: nothing is known of this model yet; it is profiled first, once")
-
-
-def model_name(model: str) -> str:
-    """What clients call a model that was given as a path or by a known name; fit for UTF-8."""
-    name = Path(model).name.removesuffix(".gguf").removesuffix(".onnx") or "model"
-    return os.fsencode(name).decode("utf-8", "replace")
-
-
-def parse_size(text: str) -> int:
-    """Bytes of "512M", "1.5 GiB" or a plain number, for argparse."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 512M or 2G")
-    return int(float(match[1]) * 2 ** (10 * " KMG".index(match[2].upper() or " ")))
 
 
 def parse_folder(text: str) -> tuple[Path, int]:

@@ -12,8 +12,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from .answers import Event, Progress, Ticket
 from .api_error import ApiError
+from .events import Event, Progress
+from .ticket import Ticket
 
 if TYPE_CHECKING:
     from .answers import AnswerEngine

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .answers import Finished, Piece, Progress
 from .api_error import ApiError
+from .events import Finished, Piece, Progress
 
 if TYPE_CHECKING:
     from ..engine.stats import GenerationStats

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .answers import Piece
+from .events import Piece
 from .segment import Kind, Segment
 from .tools import ToolCall
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..engine.grammar import Grammar, compiler_of
 from ..engine.logits import (
@@ -21,114 +19,28 @@ from ..engine.logits import (
 )
 from ..engine.prompt import Prompt
 from ..engine.saved_plan import plan_of_fingerprint
+from .answer_pieces import AnswerPieces, record_token
 from .api_error import ApiError, PromptTooLongError
 from .conversations import ConversationPool
+from .events import Event, Finished, Piece, Progress
 from .prefix_disk import PrefixDisk
 from .prompt_fields import join_prompt, resolve_bias
 from .prompt_scores import score_prompt
 from .questions import count_question
 from .requests import GenerationRequest
-from .scheduler import CancelledError, Scheduler
+from .scheduler import Scheduler
 from .segment import Segment
 from .segments import THINKING_BEGINS, THINKING_ENDS, AnswerParser
 from .served_adapters import ServedAdapters
-from .shared_runner import SharedRunner
 from .slots import Slots
 from .start_profile import profile_at_start
+from .ticket import Ticket
 from .tools import describe_tools, grammar_of_call, write_calls_as_text
 
 if TYPE_CHECKING:
+    from ..engine.access import GenerationStream
     from ..engine.session import Session
-    from ..engine.stats import GenerationStats
-
-
-@dataclass(frozen=True, slots=True)
-class TokenRecord:
-    """A token of an answer: its bytes, and natural logarithms of probabilities if asked for.
-
-    ``top`` are (bytes, logarithm) of the most likely tokens in its place, ``top_ids`` which those
-    are. The bytes are part of the answer's text if ``is_text``; those of control tokens are not.
-    ``logprob`` is nan for the first token of a prompt, which nothing comes before.
-    """
-
-    data: bytes
-    logprob: float
-    top: tuple[tuple[bytes, float], ...]
-    is_text: bool = True
-    token_id: int = -1
-    top_ids: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What one token has made certain: text, and the token itself, unless it may be taken away.
-
-    ``stats`` is what the answer has cost so far, if that was asked for.
-    """
-
-    segments: tuple[Segment, ...]
-    record: TokenRecord | None = None
-    token_id: int | None = None
-    stats: GenerationStats | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Tokens of the prompt that are read, cached ones left out of both, and in how long."""
-
-    done: int
-    total: int
-    cached: int = 0
-    elapsed_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The end of an answer: "stop", "length" or "tool_calls", and what it cost.
-
-    ``stop_text`` is the one that ended it, if any did; ``prompt`` the text that it was to go on
-    with, "" where that was token ids.
-    """
-
-    finish_reason: str
-    stats: GenerationStats
-    stop_text: str = ""
-    prompt: str = ""
-
-
-Event = Piece | Progress | Finished
-
-
-class Ticket:
-    """A request's right to go on; any thread may take it back."""
-
-    def __init__(self) -> None:
-        self.place = -1  # at which it is answered
-        self.n_generated = 0  # so far
-        self.most_tokens = -1  # of the answer; -1: as many as there are
-        self._lock = Lock()
-        self._runner: SharedRunner | None = None
-        self._reason: str | None = None
-
-    def cancel(self, reason: str) -> None:
-        """Ends the request with a CancelledError, between two layers at the latest."""
-        with self._lock:
-            if self._reason is None:
-                self._reason = reason
-            if self._runner is not None:
-                self._runner.cancel(self._reason)
-
-    def attach(self, runner: SharedRunner | None) -> None:
-        """The runner that the request has from now on; None: it has none any more."""
-        with self._lock:
-            self._runner = runner
-            if runner is not None and self._reason is not None:
-                runner.cancel(self._reason)
-
-    def require(self) -> None:
-        """Raises the CancelledError of a request that was given up."""
-        if self._reason is not None:
-            raise CancelledError(self._reason)
+    from .conversation import Conversation
 
 
 class AnswerEngine:
@@ -205,16 +117,9 @@ class AnswerEngine:
         ticket.require()
         asked = request.messages if request.continues is None else request.messages[:-1]
         n_question = count_question(prompt, asked)
-        text = prompt.transcript.prompt if prompt.transcript is not None else ""
-        begins_thoughts = text.rstrip().endswith(THINKING_BEGINS)
-        begins_thoughts |= request.continues == "reasoning_content"
-        choice = request.tool_choice
-        tools = [tool for tool in request.tools if choice.allows(tool)]
-        parser = AnswerParser(
-            {tool.name: tool.parameters for tool in tools},
-            is_call=choice.is_forced,
-            is_plain=request.kind == "text",
-            is_thinking=begins_thoughts and _may_end_thoughts(form),
+        parser = _parser_of(request, prompt, form)
+        pieces = AnswerPieces(
+            self.tokenizer, parser, top=top, drawn=drawn, is_one_call=request.is_one_call
         )
         sampling = request.sampling
         if grammar is not None:  # it says itself where an answer may end
@@ -232,13 +137,7 @@ class AnswerEngine:
         )
         with borrowed as conversation:
             shape = conversation.shape_of(prompt, n_question)
-            begun_at = time.monotonic()
-
-            def report(done: int, total: int) -> None:
-                elapsed_s = time.monotonic() - begun_at
-                emit(Progress(done, total, shape.n_tokens - total, elapsed_s))
-
-            conversation.report.listener = report
+            conversation.report.listener = _progress_to(emit, shape.n_tokens)
             stream = conversation.session.stream(
                 lambda: prompt,
                 sampling,
@@ -252,56 +151,38 @@ class AnswerEngine:
             assert runner is not None
             runner.expect_prompt(shape)  # it may be another one now
             ticket.attach(runner)
-            calls: list[Segment] = []
-            ids: list[int] = []
-            records: list[TokenRecord | None] = []
-            n_told, stop_text = 0, ""
             try:
-                for index, chunk in enumerate(stream):
-                    ticket.require()
-                    ticket.n_generated = chunk.generated_tokens
-                    segments = parser.push(chunk.text)
-                    if chunk.finish_reason is not None:
-                        is_end = chunk.token_id in self.tokenizer.eog_ids
-                        segments += parser.finish(is_cut=not is_end)
-                    calls += [segment for segment in segments if segment.call is not None]
-                    is_done = request.is_one_call and bool(calls)
-                    if is_done:
-                        del segments[segments.index(calls[0]) + 1 :], calls[1:]
-                    record = None
-                    if drawn is not None:
-                        noted = drawn.logprobs[index], drawn.records[index]
-                        record = self._record(chunk.token_id, *noted)
-                    elif top is not None and chunk.logprob is not None:
-                        record = self._record(chunk.token_id, chunk.logprob, top.records[index])
-                    ids.append(chunk.token_id)
-                    records.append(record)
-                    certain = range(n_told, chunk.certain_tokens)
-                    for i in certain[:-1]:  # a stop text might have taken them away
-                        emit(Piece((), records[i], ids[i]))
-                    emit(
-                        Piece(
-                            tuple(segments),
-                            records[certain[-1]] if certain else None,
-                            ids[certain[-1]] if certain else None,
-                            stream.result().stats if request.wants_timings else None,
-                        )
-                    )
-                    n_told, stop_text = max(n_told, chunk.certain_tokens), chunk.stop_text
-                    if is_done:
-                        break
-                    is_last = chunk.finish_reason is not None
-                    if not is_last and not self.pool.may_grow(conversation, ticket.require):
-                        stream.cut()
+                self._write(request, conversation, stream, pieces, emit, ticket)
                 result = stream.result()
             finally:
                 ticket.attach(None)
                 stream.close()
                 is_named = request.place is not None
                 self.slots.note(ticket.place, conversation, is_named=is_named)
-        is_called = bool(calls) and not calls[-1].is_cut
-        reason = "tool_calls" if is_called else str(result.finish_reason)
-        emit(Finished(reason, result.stats, stop_text, prompt.text))
+        reason = "tool_calls" if pieces.is_called else str(result.finish_reason)
+        emit(Finished(reason, result.stats, pieces.stop_text, prompt.text))
+
+    def _write(
+        self,
+        request: GenerationRequest,
+        conversation: Conversation,
+        stream: GenerationStream,
+        pieces: AnswerPieces,
+        emit: Callable[[Event], None],
+        ticket: Ticket,
+    ) -> None:
+        """Reads ``stream`` to its end, or as far as the answer goes and memory has room for it."""
+        for chunk in stream:
+            ticket.require()
+            ticket.n_generated = chunk.generated_tokens
+            stats = stream.result().stats if request.wants_timings else None
+            for piece in pieces.take(chunk, stats):
+                emit(piece)
+            if pieces.is_done:
+                return
+            is_last = chunk.finish_reason is not None
+            if not is_last and not self.pool.may_grow(conversation, ticket.require):
+                stream.cut()
 
     def _echo(
         self,
@@ -321,7 +202,7 @@ class AnswerEngine:
         emit(Piece((Segment("text", text),)))
         if request.top_logprobs is None:
             return
-        emit(Piece((), self._record(ids[0], math.nan, [])))
+        emit(Piece((), record_token(self.tokenizer, ids[0])))
         scores = score_prompt(
             self.pool,
             ids,
@@ -332,7 +213,7 @@ class AnswerEngine:
             require=ticket.require,
         )
         for token_id, (logprob, top) in zip(ids[1:], scores, strict=True):
-            emit(Piece((), self._record(token_id, logprob, top)))
+            emit(Piece((), record_token(self.tokenizer, token_id, logprob, top)))
 
     def _processors(
         self, request: GenerationRequest
@@ -366,13 +247,29 @@ class AnswerEngine:
             return grammar_of_call(request.tools, request.tool_choice)
         return request.grammar
 
-    def _record(self, token_id: int, logprob: float, top: list[tuple[int, float]]) -> TokenRecord:
-        read = self.tokenizer.token_bytes
-        vocab_size = self.tokenizer.vocab_size
-        named = tuple((read(i) if i < vocab_size else b"", value) for i, value in top)
-        is_text = bool(read(token_id, skip_special=True))
-        ids = tuple(i for i, _ in top)
-        return TokenRecord(read(token_id), logprob, named, is_text, token_id, ids)
+
+def _progress_to(emit: Callable[[Event], None], n_tokens: int) -> Callable[[int, int], None]:
+    """What tells ``emit`` how far a prompt of so many tokens is read, from now on."""
+    begun_at = time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        emit(Progress(done, total, n_tokens - total, time.monotonic() - begun_at))
+
+    return report
+
+
+def _parser_of(request: GenerationRequest, prompt: Prompt, form: Grammar | None) -> AnswerParser:
+    """What tells apart the parts of an answer of that form."""
+    text = prompt.transcript.prompt if prompt.transcript is not None else ""
+    begins_thoughts = text.rstrip().endswith(THINKING_BEGINS)
+    begins_thoughts |= request.continues == "reasoning_content"
+    choice = request.tool_choice
+    return AnswerParser(
+        {tool.name: tool.parameters for tool in request.tools if choice.allows(tool)},
+        is_call=choice.is_forced,
+        is_plain=request.kind == "text",
+        is_thinking=begins_thoughts and _may_end_thoughts(form),
+    )
 
 
 def _may_end_thoughts(form: Grammar | None) -> bool:
@@ -381,13 +278,3 @@ def _may_end_thoughts(form: Grammar | None) -> bool:
     One that may not is no reasoning: the client waits for text of the form.
     """
     return form is None or (form.kind != "json_schema" and THINKING_ENDS in form.text)
-
-
-def usage_of(stats: GenerationStats) -> Mapping[str, Any]:
-    """The object ``usage`` of an answer."""
-    return {
-        "prompt_tokens": stats.prompt_tokens,
-        "completion_tokens": stats.generated_tokens,
-        "total_tokens": stats.prompt_tokens + stats.generated_tokens,
-        "prompt_tokens_details": {"cached_tokens": stats.cached_tokens},
-    }

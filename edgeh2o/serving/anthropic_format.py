@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from .answer_format import AnswerFormat, Chunk
 from .answer_parts import Part, PartSequence, Step
-from .answers import Finished, Piece, Progress
 from .api_error import ApiError
+from .events import Finished, Piece, Progress
 
 _REASONS = {"tool_calls": "tool_use", "length": "max_tokens"}
 

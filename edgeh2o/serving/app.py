@@ -18,7 +18,6 @@ from starlette.routing import Route
 
 from .admission import Admission
 from .answer_format import AnswerFormat, Chunk
-from .answers import Event, Finished
 from .anthropic_format import MessagesFormat
 from .anthropic_request import read_messages_request
 from .api_error import ANTHROPIC_PATH, ApiError
@@ -32,6 +31,7 @@ from .event_flow import (
     join_events,
 )
 from .event_stream import HEARTBEAT_S, EventStream
+from .events import Event, Finished
 from .http_body import (
     AllowedHosts,
     HeldBodies,

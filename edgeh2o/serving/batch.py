@@ -23,11 +23,12 @@ from typing import IO, TYPE_CHECKING, Any
 from ..errors import EdgeH2OError, ResourceError, UsageError
 from ..sampling_config import SamplingParams
 from .answer_format import AnswerFormat
-from .answers import Event, Finished, Piece, Ticket
 from .api_error import ApiError, as_api_error
+from .events import Event, Finished, Piece
 from .fields import parse_body
 from .openai_format import ChatFormat, TextFormat
 from .requests import read_chat_request, read_text_request
+from .ticket import Ticket
 
 if TYPE_CHECKING:
     from .answers import AnswerEngine

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias, TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from .answer_format import AnswerFormat, reading_timings, timings
-from .answers import Event, Finished, Piece, Progress
 from .api_error import ApiError
+from .events import Event, Finished, Piece, Progress
 from .requests import GenerationRequest
 
 # An event of one of several answers, which its number names.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .._version import __version__
 from .admission import Place
 from .answer_format import AnswerFormat, Chunk, describe_progress, timings
-from .answers import Finished, Piece, Progress, TokenRecord
+from .events import Finished, Piece, Progress, TokenRecord
 from .prompt_fields import resolve_bias
 
 if TYPE_CHECKING:

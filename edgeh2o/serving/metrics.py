@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from .answers import AnswerEngine, Finished
+    from .answers import AnswerEngine
+    from .events import Finished
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 900)

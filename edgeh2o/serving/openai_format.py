@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
 from .answer_format import AnswerFormat, Chunk, describe_progress, timings
-from .answers import Finished, Piece, Progress, TokenRecord, usage_of
+from .events import Finished, Piece, Progress, TokenRecord
 from .segment import Segment
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class WholeObject:
 
     def add_usage(self, index: int, stats: GenerationStats) -> Mapping[str, Any] | None:
         """What all have cost, once the last of them is known."""
-        self._usages[index] = usage_of(stats)
+        self._usages[index] = _usage_of(stats)
         return self._usage() if len(self._usages) == self.n_answers else None
 
     def _usage(self) -> Mapping[str, Any]:
@@ -235,6 +235,16 @@ class TextFormat(_OpenAIFormat):
             ],
             "text_offset": offsets,
         }
+
+
+def _usage_of(stats: GenerationStats) -> Mapping[str, Any]:
+    """The object ``usage`` of an answer."""
+    return {
+        "prompt_tokens": stats.prompt_tokens,
+        "completion_tokens": stats.generated_tokens,
+        "total_tokens": stats.prompt_tokens + stats.generated_tokens,
+        "prompt_tokens_details": {"cached_tokens": stats.cached_tokens},
+    }
 
 
 def _join(segments: Sequence[Segment], kind: str) -> str:

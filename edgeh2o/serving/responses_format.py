@@ -10,8 +10,8 @@ from typing import Any
 
 from .answer_format import AnswerFormat, Chunk, describe_progress, timings
 from .answer_parts import Part, PartSequence, Step
-from .answers import Finished, Piece, Progress
 from .api_error import ApiError
+from .events import Finished, Piece, Progress
 from .fields import Fields
 from .requests import GenerationRequest
 from .tools import NAMESPACE, Tool

@@ -16,8 +16,8 @@ from .event_flow import finish_or_cancel
 from .http_body import read_body
 
 if TYPE_CHECKING:
-    from .answers import Ticket
     from .slots import Slots
+    from .ticket import Ticket
 
 SLOT_PATH = "/slots/{slot}"
 _NUMBER = re.compile(r"\d{1,9}", re.ASCII)

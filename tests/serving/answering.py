@@ -9,8 +9,10 @@ import numpy as np
 
 from edgeh2o import DenseConfig, H2OConfig, HeadwiseConfig, SamplingParams
 from edgeh2o.engine.stats import GenerationStats
-from edgeh2o.serving.answers import AnswerEngine, Event, Finished, Piece, Ticket
+from edgeh2o.serving.answers import AnswerEngine
+from edgeh2o.serving.events import Event, Finished, Piece
 from edgeh2o.serving.requests import GenerationRequest
+from edgeh2o.serving.ticket import Ticket
 
 ATTENTIONS = {
     "dense": DenseConfig(),

@@ -13,8 +13,9 @@ import pytest
 from prometheus_client import Gauge
 
 from edgeh2o.serving.admission import Admission, forget_frames
-from edgeh2o.serving.answers import Progress, Ticket
 from edgeh2o.serving.api_error import ApiError
+from edgeh2o.serving.events import Progress
+from edgeh2o.serving.ticket import Ticket
 
 
 class Runner:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from edgeh2o.engine.stats import GenerationStats
 from edgeh2o.serving.answer_format import AnswerFormat
 from edgeh2o.serving.answer_parts import Part, PartSequence, Step
-from edgeh2o.serving.answers import Finished, Piece, Progress
 from edgeh2o.serving.anthropic_format import MessagesFormat
+from edgeh2o.serving.events import Finished, Piece, Progress
 from edgeh2o.serving.fields import Fields
 from edgeh2o.serving.responses_format import ResponsesFormat
 from edgeh2o.serving.segment import Segment

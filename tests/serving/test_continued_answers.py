@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from edgeh2o import SamplingParams
-from edgeh2o.serving.answers import AnswerEngine, Event, Piece, Ticket
+from edgeh2o.serving.answers import AnswerEngine
 from edgeh2o.serving.anthropic_request import read_messages_request
 from edgeh2o.serving.api_error import ApiError
+from edgeh2o.serving.events import Event, Piece
 from edgeh2o.serving.fields import Fields
 from edgeh2o.serving.requests import GenerationRequest, read_chat_request
 from edgeh2o.serving.responses_request import read_responses_request
+from edgeh2o.serving.ticket import Ticket
 from tests.serving.conftest import open_engine
 from tests.serving.templates import THINKING
 

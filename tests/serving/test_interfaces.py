@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from edgeh2o.serving.answer_format import AnswerFormat
-from edgeh2o.serving.answers import Progress
 from edgeh2o.serving.anthropic_format import MessagesFormat
 from edgeh2o.serving.event_stream import EventStream
+from edgeh2o.serving.events import Progress
 from edgeh2o.serving.fields import Fields
 from edgeh2o.serving.openai_format import ChatFormat
 from edgeh2o.serving.responses_format import ResponsesFormat

@@ -14,9 +14,11 @@ from urllib.request import Request, urlopen
 import pytest
 
 from edgeh2o import SamplingParams
-from edgeh2o.serving.answers import AnswerEngine, Event, Ticket
+from edgeh2o.serving.answers import AnswerEngine
+from edgeh2o.serving.events import Event
 from edgeh2o.serving.requests import GenerationRequest
 from edgeh2o.serving.scheduler import CancelledError
+from edgeh2o.serving.ticket import Ticket
 from tests.engine.drafted import PENALISED, SAMPLINGS
 from tests.serving.answering import Answered, answer, request_of, tokens_of
 from tests.serving.conftest import open_engine

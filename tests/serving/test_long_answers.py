@@ -15,9 +15,11 @@ from edgeh2o.engine.context_size import MIN_DEFAULT_CONTEXT, OPEN_ANSWER_TOKENS
 from edgeh2o.engine.memory_fit import RESERVE_BYTES
 from edgeh2o.host import memory
 from edgeh2o.serving import conversation, room
-from edgeh2o.serving.answers import AnswerEngine, Event, Finished, Piece, Ticket
+from edgeh2o.serving.answers import AnswerEngine
 from edgeh2o.serving.api_error import PromptTooLongError
+from edgeh2o.serving.events import Event, Finished, Piece
 from edgeh2o.serving.requests import GenerationRequest
+from edgeh2o.serving.ticket import Ticket
 from tests.serving.answering import ATTENTIONS, answer, request_of, tokens_of
 from tests.serving.conftest import open_engine
 

@@ -10,9 +10,11 @@ from threading import Event
 import pytest
 
 from edgeh2o.engine.grammar import Grammar
-from edgeh2o.serving.answers import AnswerEngine, Progress, Ticket
+from edgeh2o.serving.answers import AnswerEngine
+from edgeh2o.serving.events import Progress
 from edgeh2o.serving.requests import GenerationRequest
 from edgeh2o.serving.scheduler import CancelledError, Scheduler
+from edgeh2o.serving.ticket import Ticket
 from tests.serving.answering import Answered, answer, request_of, tokens_of
 from tests.serving.conftest import open_engine
 

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeh2o.serving.answers import Piece, TokenRecord
+from edgeh2o.serving.events import Piece, TokenRecord
 from edgeh2o.serving.openai_format import TextFormat
 
 HEN = "\N{CHICKEN}".encode()

@@ -287,7 +287,7 @@ def test_the_flag_names_a_folder_and_its_size(text: str, folder: str, n_bytes: i
     assert parse_folder(text) == (Path(folder), n_bytes)
 
 
-@pytest.mark.parametrize("text", ["/a", ",5G", "/a,", "/a,much"])
+@pytest.mark.parametrize("text", ["/a", ",5G", "/a,", "/a,much", f"/a,{'9' * 400}"])
 def test_a_flag_without_them_is_refused(text: str) -> None:
     with pytest.raises(ArgumentTypeError, match="is no"):
         parse_folder(text)

@@ -21,9 +21,11 @@ from edgeh2o.engine.grammar import Grammar
 from edgeh2o.engine.memory_fit import RESERVE_BYTES
 from edgeh2o.errors import ResourceError
 from edgeh2o.host import memory
-from edgeh2o.serving.answers import AnswerEngine, Progress, Ticket
+from edgeh2o.serving.answers import AnswerEngine
 from edgeh2o.serving.api_error import ApiError
+from edgeh2o.serving.events import Progress
 from edgeh2o.serving.scheduler import CancelledError
+from edgeh2o.serving.ticket import Ticket
 from tests.serving.answering import ATTENTIONS, answer, request_of, tokens_of
 from tests.serving.conftest import open_engine
 from tests.tiny_models import TinyModelFactory

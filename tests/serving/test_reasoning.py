@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from edgeh2o import SamplingParams
-from edgeh2o.serving.answers import AnswerEngine, Event, Piece, Ticket
+from edgeh2o.serving.answers import AnswerEngine
+from edgeh2o.serving.events import Event, Piece
 from edgeh2o.serving.fields import Fields
 from edgeh2o.serving.requests import read_chat_request
+from edgeh2o.serving.ticket import Ticket
 from tests.serving.conftest import open_engine
 
 BEGINS = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}<think>\n"

@@ -14,10 +14,12 @@ import pytest
 from edgeh2o import PrefillConfig, SamplingParams
 from edgeh2o.engine.own_draft import OwnDraft
 from edgeh2o.errors import ResourceError
-from edgeh2o.serving.answers import AnswerEngine, Event, Piece, Ticket
+from edgeh2o.serving.answers import AnswerEngine
+from edgeh2o.serving.events import Event, Piece
 from edgeh2o.serving.requests import GenerationRequest
 from edgeh2o.serving.scheduler import CancelledError
 from edgeh2o.serving.shared_draft import SharedOwnDraft
+from edgeh2o.serving.ticket import Ticket
 from tests.engine.right_layer import DRAFTING_OPTIONS, say_the_next
 from tests.serving.answering import Answered, answer, request_of, tokens_of
 from tests.serving.conftest import open_engine

@@ -15,10 +15,12 @@ import pytest
 from edgeh2o import H2OConfig
 from edgeh2o.cli.main import main
 from edgeh2o.errors import ResourceError
-from edgeh2o.serving.answers import AnswerEngine, Event, Finished, Ticket
+from edgeh2o.serving.answers import AnswerEngine
 from edgeh2o.serving.api_error import ApiError
+from edgeh2o.serving.events import Event, Finished
 from edgeh2o.serving.requests import GenerationRequest
 from edgeh2o.serving.slots import is_safe_name
+from edgeh2o.serving.ticket import Ticket
 from tests.serving.answering import request_of, tokens_of
 from tests.serving.conftest import SMALL_CALLS, RunningServer, StartServer, open_engine
 from tests.serving.fetching import Reply, ask, fetch
