@@ -94,7 +94,8 @@ def _report_gguf(
     from ..cuda.devices import choose_device
     from ..formats.metadata import TEMPLATE_KEY
     from ..models.reader import read_model
-    from ..runners.native import check_tensors, estimate_session_bytes
+    from ..runners.native import estimate_session_bytes
+    from ..runners.tensor_checks import check_tensors
     from ..runners.weight_loading import mapped_bytes
     from ..tokenizer import build_tokenizer
 

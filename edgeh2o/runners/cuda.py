@@ -13,7 +13,7 @@ from ..errors import UsageError
 from ..rope_config import ROPE_OF_FILE, RopeConfig
 from .base import SessionShape
 from .core_config import core_config
-from .native import GgufModel, GgufModelFile
+from .gguf_model import GgufModel, GgufModelFile
 from .weight_loading import OnBytes
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
@@ -13,147 +12,26 @@ from weakref import WeakValueDictionary
 from .. import _core
 from ..attention.base import has_equal_kv_heads
 from ..config import PACKED_OFF
-from ..errors import EdgeH2OError, FormatError, ResourceError, UsageError
-from ..formats.fingerprint import fingerprint_file, with_adapters
-from ..formats.gguf import GgufFile, TensorInfo
-from ..formats.gguf_types import TENSOR_TYPES
-from ..formats.metadata import TEMPLATE_KEY, TOOL_TEMPLATE_KEY, quote
-from ..formats.split import open_model_file
+from ..errors import ResourceError, UsageError
+from ..formats.fingerprint import with_adapters
+from ..formats.gguf import GgufFile
 from ..model_config import DecoderConfig
-from ..models.reader import read_model
-from ..models.tensors import readable_types
 from ..rope_config import ROPE_OF_FILE, RopeConfig
 from .base import SessionShape
 from .core_config import core_config
-from .weight_loading import OnBytes, Reader, WeightLoading, mapped_bytes, readers_of
+from .gguf_model import GgufModel, GgufModelFile
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from typing_extensions import Self
 
     from ..attention.base import SparseAttentionConfig
-    from ..formats.model_tensors import ModelTensors
     from ..lora_config import LoraAdapter
-    from ..models.tensors import TensorBinding
     from ..tokenizer import Tokenizer
     from .adapters import Adapters
     from .drafting_layer import DraftingLayer, DraftingLayerFile
     from .packed_weights import KeptWeights
-
-
-class GgufModelFile:
-    """An opened GGUF file whose hyperparameters and tensor list were found good; no weights read.
-
-    Raises FormatError for a file that cannot be run, ResourceError for one that cannot be read, and
-    UsageError for a ``rope`` that the model cannot have. Use it as a context manager: it holds the
-    file open until the weights are loaded.
-    """
-
-    def __init__(self, path: Path, rope: RopeConfig = ROPE_OF_FILE) -> None:
-        self._gguf = self._open(path)
-        try:
-            self.config, self._bindings = read_model(self._gguf, rope)
-        except BaseException:
-            self._gguf.close()
-            raise
-        self.path = path
-        sizes = [binding.held_bytes for binding in self._bindings]
-        self.n_weight_bytes, self.n_mapped_bytes = sum(sizes), mapped_bytes(sizes)
-
-    def _open(self, path: Path) -> ModelTensors:
-        return open_model_file(path)
-
-    def _readers(
-        self, core_model: _core.Model | _core.DeviceModel, bindings: Sequence[TensorBinding]
-    ) -> Sequence[tuple[Path, Reader]]:
-        """What packs ``bindings``, by the file that it reads."""
-        assert isinstance(self._gguf, GgufFile)
-        return readers_of(core_model, self._gguf, bindings)
-
-    def _start_loading(
-        self, core_model: _core.Model | _core.DeviceModel, bindings: Sequence[TensorBinding]
-    ) -> WeightLoading:
-        n_bytes = sum(binding.n_bytes for binding in bindings)
-        return WeightLoading(self._readers(core_model, bindings), n_bytes)
-
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer that the file describes. Raises FormatError for one that is malformed."""
-        from ..tokenizer import build_tokenizer
-
-        try:
-            return build_tokenizer(self._gguf.metadata)
-        except FormatError as error:
-            raise FormatError(f"{self.path}: {error}") from None
-
-    @property
-    def chat_template(self) -> object:
-        """As in the file, unchecked."""
-        return self._gguf.metadata.get(TEMPLATE_KEY)
-
-    @property
-    def tool_template(self) -> object:
-        """As in the file, unchecked."""
-        return self._gguf.metadata.get(TOOL_TEMPLATE_KEY)
-
-    @property
-    def fingerprint(self) -> str:
-        """As that of the loaded model."""
-        return fingerprint_file(self._gguf, self.tensors)
-
-    @property
-    def tensors(self) -> tuple[TensorInfo, ...]:
-        """Those that weights are read from, each once."""
-        return tuple({binding.info.name: binding.info for binding in self._bindings}.values())
-
-    def duplicate(self) -> ModelTensors:
-        """The file, open on its own."""
-        return self._gguf.duplicate()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._gguf.close()
-
-    def _read_weights(
-        self,
-        core_model: _core.Model | _core.DeviceModel,
-        *,
-        check_tensors: bool,
-        on_bytes: OnBytes | None,
-        meanwhile: Callable[[], None] | None,
-        bindings: Sequence[TensorBinding] | None = None,
-    ) -> Tokenizer:
-        """Fills the model of the core, and builds the tokenizer meanwhile; see ``load``.
-
-        ``bindings`` are those that are not there yet, by default all.
-        """
-        loading = self._start_loading(core_model, self._bindings if bindings is None else bindings)
-        if on_bytes is not None:
-            on_bytes(0, loading.n_bytes)
-        try:
-            if check_tensors:
-                for info in self.tensors:
-                    _check_tensor(info, self._gguf.tensor_bytes(info))
-            with loading:
-                if meanwhile is not None:
-                    meanwhile()
-                tokenizer = self.tokenizer
-                loading.wait(on_bytes)
-            core_model.finish()
-        except EdgeH2OError:  # it names its cause, and may be a ValueError too
-            raise
-        except ValueError as error:
-            raise FormatError(f"{self.path}: {error}") from None
-        except MemoryError:
-            raise ResourceError(
-                f"{self.path}: out of memory after {loading.n_bytes_done} of "
-                f"{loading.n_bytes} bytes of weights; use a smaller model or a stronger "
-                "quantisation"
-            ) from None
-        return tokenizer
+    from .weight_loading import OnBytes
 
 
 class NativeModelFile(GgufModelFile):
@@ -270,26 +148,6 @@ class NativeModelFile(GgufModelFile):
         return KeptWeights(self._packed_weights, core_model, self._gguf, self._bindings)
 
 
-class GgufModel:
-    """What is known of a model besides its weights, and the tokenizer of the same file."""
-
-    def __init__(self, file: GgufModelFile, tokenizer: Tokenizer) -> None:
-        self.config = file.config
-        self.tokenizer = tokenizer
-        self.chat_template = file.chat_template  # as in the file, unchecked
-        self.tool_template = file.tool_template
-        self._file, self._tensors = file.duplicate(), file.tensors
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Tells model files apart; see ``fingerprint_file``. Read from the file that is open still.
-
-        Only session files need it, and it takes as long as 12 ms. Raises FormatError and
-        ResourceError for a file that cannot be read any more.
-        """
-        return fingerprint_file(self._file, self._tensors)
-
-
 def can_show_attention(config: DecoderConfig) -> bool:
     """Whether heads' errors can be measured, which is for layers with alike KV heads."""
     return has_equal_kv_heads(config) and config.has_like_layers
@@ -401,30 +259,3 @@ def estimate_session_bytes(
         return _core.Sequence.estimate_bytes(decoder_config, policy, **shape.sizes())
     except ValueError as error:
         raise UsageError(f"the model cannot be run with these options: {error}") from None
-
-
-def check_tensors(file: ModelTensors) -> None:
-    """Raises FormatError that names the first tensor with a weight that is NaN or infinite.
-
-    Tensors of a type that cannot be run are passed over.
-    """
-    supported = readable_types()
-    for info in file.tensors.values():
-        if info.type_name in supported:
-            data = file.tensor_bytes(info)
-            try:
-                _check_tensor(info, data)
-            except ValueError as error:
-                raise FormatError(f"{file.path}: {error}") from None
-
-
-def _check_tensor(info: TensorInfo, data: memoryview) -> None:
-    bad = _core.find_bad_block(data, info.type_name)
-    if bad is None:
-        return
-    block_size = next(t.block_size for t in TENSOR_TYPES.values() if t.name == info.type_name)
-    row, block = divmod(bad, info.cols // block_size)
-    raise ValueError(
-        f"tensor {quote(info.name)} has a NaN or infinite weight in row {row}, block {block} of "
-        f"type {info.type_name}; the file is damaged or was converted wrongly, fetch it again"
-    )

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from edgeh2o import LLM, SamplingParams, _core
 from edgeh2o.errors import FormatError
 from edgeh2o.formats.gguf import open_gguf
-from edgeh2o.runners.native import NativeModelFile, check_tensors
+from edgeh2o.runners.native import NativeModelFile
+from edgeh2o.runners.tensor_checks import check_tensors
 from tests.model.model_pair import random_tokens, relative_error
 from tests.random_blocks import MIXED, random_blocks, rewrite
 from tests.reference.decoder import ReferenceDecoder
