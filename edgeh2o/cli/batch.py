@@ -11,6 +11,7 @@ from ..errors import UsageError
 from ..sampling_config import SamplingParams
 from .chat_options import add_template_options, leaving_on_signals, read_template
 from .model_options import (
+    ModelOptions,
     add_model_argument,
     add_model_options,
     add_verbosity_options,
@@ -23,7 +24,10 @@ from .options import read_config
 from .serving_options import add_sampling_defaults, model_name, note_profile, parse_size
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..engine.session import Session
+    from ..serving.batch import BatchItem, ResultFile
 
 HELP = "answer a file of requests (OpenAI's batch format)"
 DESCRIPTION = (
@@ -78,70 +82,102 @@ def execute(args: argparse.Namespace) -> int:
     options = read_model_options(args)
     check_together(sampling, options)
 
-    from ..serving.answers import AnswerEngine
-    from ..serving.batch import ResultFile, read_items, run_batch
+    from ..serving.batch import ResultFile, read_items
 
     source, target = Path(args.input), Path(args.output)
     items = read_items(source)
     if target.exists() and target.samefile(source):
         raise UsageError("-o names the file of the requests; name another one")
-    results = ResultFile(target)
-    opened: list[Session] = []
-    started_at = time.monotonic()
-    noted_at, n_before = started_at, None
-
-    def report(done: int, total: int) -> None:
-        nonlocal noted_at, n_before
-        now = time.monotonic()
-        if n_before is None:
-            n_before = done
-        is_due = now - noted_at >= _SECONDS_BETWEEN_NOTES or done == total
-        if args.quiet or not is_due:
-            return
-        noted_at, n_new = now, done - n_before
-        left = f", {(now - started_at) / n_new * (total - done):,.0f} s left" if n_new else ""
-        print_note(f"{done:,} of {total:,} requests{left}")
-
+    results, report = ResultFile(target), _Report(is_quiet=args.quiet)
     try:
         if all(item.digest in results.done for item in items):
             report(len(items), len(items))
         elif args.dask is not None:
-            from ..serving.cluster_batch import WorkerSettings, run_on_cluster
-
-            settings = WorkerSettings(
-                model=options.model,
-                model_name=model_name(options.model),
-                runtime=options.runtime,
-                prefill=options.prefill,
-                attention=options.attention,
-                sampling=sampling,
-                template=read_template(args),
-                prefix_ram_bytes=args.prefix_cache_ram,
-            )
-            with leaving_on_signals():
-                run_on_cluster(args.dask, settings, items, results, on_done=report)
+            _run_on_cluster(args, options, sampling, items, results, report)
         else:
-            with open_model(options, check=opened.append, **read_template(args)) as (_, bars):
-                bars.close()
-                opened[0].check_options(sampling)  # else every request would be refused
-                note_profile(opened[0], is_quiet=args.quiet)
-                engine = AnswerEngine(opened[0], prefix_ram_bytes=args.prefix_cache_ram)
-                try:
-                    with leaving_on_signals():
-                        run_batch(
-                            engine,
-                            items,
-                            results,
-                            model_name=model_name(options.model),
-                            sampling=sampling,
-                            parallel=args.parallel,
-                            on_done=report,
-                        )
-                finally:
-                    engine.close()
+            _run_here(args, options, sampling, items, results, report)
     finally:
         results.close()
     n_refused = results.count_refused(items)
     if n_refused and not args.quiet:
         print_note(f"refused requests: {n_refused:,}; {target} has their errors")
     return 1 if n_refused else 0
+
+
+class _Report:
+    """Says now and then how many of the requests are done: ``report(done, total)``."""
+
+    def __init__(self, *, is_quiet: bool) -> None:
+        self._is_quiet = is_quiet
+        self._started_at = self._noted_at = time.monotonic()
+        self._n_before: int | None = None  # done by earlier runs
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if self._n_before is None:
+            self._n_before = done
+        is_due = now - self._noted_at >= _SECONDS_BETWEEN_NOTES or done == total
+        if self._is_quiet or not is_due:
+            return
+        self._noted_at, n_new, left = now, done - self._n_before, ""
+        if n_new:
+            left = f", {(now - self._started_at) / n_new * (total - done):,.0f} s left"
+        print_note(f"{done:,} of {total:,} requests{left}")
+
+
+def _run_here(
+    args: argparse.Namespace,
+    options: ModelOptions,
+    sampling: SamplingParams,
+    items: Sequence[BatchItem],
+    results: ResultFile,
+    report: _Report,
+) -> None:
+    """On a model that this process loads."""
+    from ..serving.answers import AnswerEngine
+    from ..serving.batch import run_batch
+
+    opened: list[Session] = []
+    with open_model(options, check=opened.append, **read_template(args)) as (_, bars):
+        bars.close()
+        opened[0].check_options(sampling)  # else every request would be refused
+        note_profile(opened[0], is_quiet=args.quiet)
+        engine = AnswerEngine(opened[0], prefix_ram_bytes=args.prefix_cache_ram)
+        try:
+            with leaving_on_signals():
+                run_batch(
+                    engine,
+                    items,
+                    results,
+                    model_name=model_name(options.model),
+                    sampling=sampling,
+                    parallel=args.parallel,
+                    on_done=report,
+                )
+        finally:
+            engine.close()
+
+
+def _run_on_cluster(
+    args: argparse.Namespace,
+    options: ModelOptions,
+    sampling: SamplingParams,
+    items: Sequence[BatchItem],
+    results: ResultFile,
+    report: _Report,
+) -> None:
+    """On the workers of a Dask scheduler."""
+    from ..serving.cluster_batch import WorkerSettings, run_on_cluster
+
+    settings = WorkerSettings(
+        model=options.model,
+        model_name=model_name(options.model),
+        runtime=options.runtime,
+        prefill=options.prefill,
+        attention=options.attention,
+        sampling=sampling,
+        template=read_template(args),
+        prefix_ram_bytes=args.prefix_cache_ram,
+    )
+    with leaving_on_signals():
+        run_on_cluster(args.dask, settings, items, results, on_done=report)

@@ -182,13 +182,8 @@ class Conversation:
 
     def _answer(self, text: str) -> None:
         self.messages.append({"role": "user", "content": text})
-        if self._sampling.context_full == SHIFT_WHEN_FULL:
-            self._drop_oldest(self._args.context_size or self._llm.config.context_length)
-        elif self._sampling.context_full == EVICT_WHEN_FULL:
-            from ..engine.prompt import CHEAP_PROMPT_TOKENS
-
-            self._drop_oldest(CHEAP_PROMPT_TOKENS)  # no prompt may be longer
         try:
+            self._make_room()
             stream = self._llm.stream_chat(self.messages, self._sampling)
             is_complete = print_answer(stream, self._bars)
         except EdgeH2OError as error:
@@ -219,6 +214,15 @@ class Conversation:
             print_note(result.stats.format_table())
         elif self._is_interactive and not self._args.quiet:
             print_note(_summarise(result.stats))
+
+    def _make_room(self) -> None:
+        """Forgets what no context has room for, where the conversation is to go on past it."""
+        if self._sampling.context_full == SHIFT_WHEN_FULL:
+            self._drop_oldest(self._llm.context_limit)
+        elif self._sampling.context_full == EVICT_WHEN_FULL:
+            from ..engine.prompt import CHEAP_PROMPT_TOKENS
+
+            self._drop_oldest(CHEAP_PROMPT_TOKENS)  # no prompt may be longer
 
     def _drop_oldest(self, context: int) -> None:
         """Leaves a quarter of a context to the answer: the oldest exchanges are forgotten."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from .context_size import context_limit
 from .memory_fit import start_runner
 
 if TYPE_CHECKING:
@@ -69,6 +70,11 @@ class OpenModel:
     def config(self) -> ModelConfig:
         """Shape and constants of the model."""
         return self._session.plan.config
+
+    @property
+    def context_limit(self) -> int:
+        """Most tokens of a prompt and its answer: as asked for, or trained and held by memory."""
+        return context_limit(self._session.plan)
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = True

@@ -71,6 +71,23 @@ def test_a_chat_goes_on_past_the_context(
     assert len(messages) < 24
 
 
+def test_a_message_that_cannot_be_rendered_is_not_saved(
+    model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The next session went on with two messages of the user in a row."""
+    template = tmp_path / "template"
+    template.write_text(
+        "{% if messages[-1].content == 'bad' %}{{ raise_exception('no') }}{% endif %}"
+        + CHAT_TEMPLATE
+    )
+    options = ["--chat-template", str(template), "--session", str(tmp_path / "chat")]
+    lines = b"the art\nbad\n"
+    assert _chat(model, monkeypatch, lines, *options, "--context-full", "shift") != 0
+    with LLM(model, **SETTINGS) as llm:
+        messages = llm.load_session(tmp_path / "chat")["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant"]
+
+
 def test_a_chat_goes_on_by_eviction(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

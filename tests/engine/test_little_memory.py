@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,6 +104,21 @@ def test_the_command_line_says_what_fits(
     assert main(["run", str(model), "-p", "in", "-n", "2", "--attention", "dense"]) == 0
     stderr = capsys.readouterr().err
     assert "edgeh2o: warning: memory has room for a context of 1,536 positions" in stderr
+
+
+def test_a_chat_forgets_what_memory_has_no_room_for(
+    model: Path,
+    set_room: SetRoom,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It ended, as if its context were as long as the model was trained on."""
+    lines = (b"the art is " * 120 + b"\n") * 4
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines), encoding="utf-8"))
+    set_room(1536, _weights(model))
+    options = ["-n", "4", "--attention", "dense", "--context-full", "shift"]
+    assert main(["chat", str(model), *options]) == 0
+    assert "messages are forgotten" in capsys.readouterr().err
 
 
 def _weights(model: Path) -> int:
