@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from .generate import Generation, GenerationChunk
     from .results import GenerationResult
+    from .stats import GenerationStats
 
 
 class ExclusiveAccess:
@@ -137,6 +138,10 @@ class GenerationStream(Iterator["GenerationChunk"]):
         for _ in self:
             pass
         return self.result()
+
+    def stats(self) -> GenerationStats:
+        """Statistics so far, which cost the same however long the answer is."""
+        return self._generation.stats()
 
     def result(self) -> GenerationResult:
         """Text, tokens and statistics so far; complete once the stream has ended."""

@@ -329,9 +329,9 @@ class Generation:
             stop_text=self._stop_matcher.found,
         )
 
-    def result(self) -> GenerationResult:
-        """Text, tokens and statistics so far."""
-        stats = GenerationStats(
+    def stats(self) -> GenerationStats:
+        """Statistics so far."""
+        return GenerationStats(
             **self._run,
             batch_size=self.batch_size,
             seed=self.seed,
@@ -353,12 +353,15 @@ class Generation:
             cache_bytes_per_token=self.cache_bytes_per_token,
             **({} if self.speculation is None else self.speculation.counts()),
         )
+
+    def result(self) -> GenerationResult:
+        """Text, tokens and statistics so far."""
         return GenerationResult(
             text=self.text,
             token_ids=tuple(self.token_ids[: self.n_said]),
             logprobs=None if self._logprobs is None else tuple(self._logprobs[: self.n_said]),
             finish_reason=self.finish_reason,
-            stats=stats,
+            stats=self.stats(),
         )
 
 

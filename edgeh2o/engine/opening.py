@@ -171,18 +171,8 @@ def load_session(
     # What can be refused without the model is.
     attention, _ = fit_chunks(attention, prefill)
     instruction_sets.attention_precision(runtime.attention_precision)
-    for name, function in (("on_progress", on_progress), ("check", check)):
-        if function is not None and not callable(function):
-            raise UsageError(f"{name} must be a function, got {function!r:.80}")
-    if variables is not None and not isinstance(variables, Mapping):
-        raise UsageError(
-            f"chat_template_kwargs are variables by name such as {{'enable_thinking': False}}, "
-            f"got {variables!r:.80}"
-        )
-    if template is not None:
-        from ..tokenizer.chat_template import compile_template
-
-        compile_template(template)
+    _check_functions(on_progress=on_progress, check=check)
+    _check_template(template, variables)
     path = resolve_model(model)
     opened: list[Session] = []
     device, place = _open_device(runtime.device)
@@ -196,13 +186,8 @@ def load_session(
     ) as file:
         plan = RunPlan.of(file.config, attention, prefill, runtime, **place)
         import_answering()
-        draft: DraftModel | None = None
-        own: OwnDraftFile | None = None
-        if runtime.draft == MTP_DRAFT:
-            own = _open_own_draft(file, plan)
-        elif runtime.draft is not None:
-            draft = _load_draft(runtime.draft, runtime, file, plan)
-        plan = check_load(plan, file, draft or own)
+        draft, own_layer = _open_drafts(runtime, file, plan)
+        plan = check_load(plan, file, draft or own_layer)
         if plan.most_context is not None:
             warnings.warn(
                 f"memory has room for a context of {plan.most_context:,} positions, which prompt "
@@ -233,11 +218,42 @@ def load_session(
             on_bytes=None if on_progress is None else partial(on_progress, "load"),
             meanwhile=prepare,
         )
-        own_draft = None if own is None else own.load(weights)
+        own_draft = None if own_layer is None else own_layer.load(weights)
     session = opened[0]
     session.take_weights(weights, time.perf_counter() - started_at, own_draft or draft)
     _core.release_threads()  # as behind a generation: another thread may go on
     return session
+
+
+def _check_functions(**functions: object) -> None:
+    """Raises UsageError for what is given and cannot be called."""
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise UsageError(f"{name} must be a function, got {function!r:.80}")
+
+
+def _check_template(template: str | None, variables: object) -> None:
+    """Raises UsageError for variables that are none, FormatError for a template that is broken."""
+    if variables is not None and not isinstance(variables, Mapping):
+        raise UsageError(
+            f"chat_template_kwargs are variables by name such as {{'enable_thinking': False}}, "
+            f"got {variables!r:.80}"
+        )
+    if template is not None:
+        from ..tokenizer.chat_template import compile_template
+
+        compile_template(template)
+
+
+def _open_drafts(
+    runtime: RuntimeConfig, file: ModelFile, plan: RunPlan
+) -> tuple[DraftModel | None, OwnDraftFile | None]:
+    """What drafts for the model of ``file``: a smaller one, loaded, or a layer of that file."""
+    if runtime.draft == MTP_DRAFT:
+        return None, _open_own_draft(file, plan)
+    if runtime.draft is not None:
+        return _load_draft(runtime.draft, runtime, file, plan), None
+    return None, None
 
 
 def _open_own_draft(file: ModelFile, plan: RunPlan) -> OwnDraftFile:

@@ -151,12 +151,7 @@ class Session:
         learner = self._start_learner(len(token_ids), length) if is_whole else None
         provider = self._draft
         draft = None if provider is None else provider.prepared(sampling, self.cache.length)
-        notes = [
-            describe_knowledge(
-                self.cache.running, self.model, len(token_ids), learns=learner is not None
-            ),
-            describe_decode(self.cache.running, len(token_ids)),
-        ]
+        run = self._describe_run(runner, len(token_ids), learns=learner is not None)
         if n_cached:
             runner.rewind(n_cached)
         self.cache.is_open = keep_cache
@@ -178,19 +173,28 @@ class Session:
             grammar=grammar,
             drawn=drawn,
             started_at=started_at,
-            run={
-                **self.cache.running.report(len(token_ids)),
-                "model": str(self.path),
-                "load_s": self.load_s,
-                "context_size": runner.max_context,
-                "note": "; ".join(filter(None, notes)),
-            },
+            run=run,
         )
         sizes = {**weight_sizes(self.model), **runner.memory_bytes}
         if draft is not None:
             sizes.update(draft.memory_bytes)
         self._generation.describe_run(memory_bytes=sizes)
         return self._generation
+
+    def _describe_run(self, runner: Runner, n_prompt: int, *, learns: bool) -> dict[str, Any]:
+        """What the statistics of a prompt say that is known before it is read."""
+        running = self.cache.running
+        notes = [
+            describe_knowledge(running, self.model, n_prompt, learns=learns),
+            describe_decode(running, n_prompt),
+        ]
+        return {
+            **running.report(n_prompt),
+            "model": str(self.path),
+            "load_s": self.load_s,
+            "context_size": runner.max_context,
+            "note": "; ".join(filter(None, notes)),
+        }
 
     def _take_runner(self, start: Start, sampling: SamplingParams) -> tuple[Runner, int]:
         """As ``PromptCache.begin_at``; the prompt in progress ends, unless nothing has changed."""

@@ -175,7 +175,7 @@ class AnswerEngine:
         for chunk in stream:
             ticket.require()
             ticket.n_generated = chunk.generated_tokens
-            stats = stream.result().stats if request.wants_timings else None
+            stats = stream.stats() if request.wants_timings else None
             for piece in pieces.take(chunk, stats):
                 emit(piece)
             if pieces.is_done:

@@ -24,6 +24,8 @@ from .shared_model import SharedModel
 from .shared_runner import SharedRunner
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ..engine.plan import RunPlan
     from ..engine.prompt import Prompt
     from ..engine.session import Session
@@ -244,22 +246,10 @@ class ConversationPool:
             n_usable, n_common = self._count_usable(each, prompt, n_question, slot)
             if n_usable > n_best and each.session.cache.may_go_on(n_usable, n_tokens, context):
                 best, n_best, departs = each, n_usable, n_common
-        if self.disk is not None:
-            shape = PromptShape(n_tokens, n_question)
-            grid = self.model.call_grid(self.plan.attention, self.plan.shape(n_tokens))
-            saved = self.disk.find(
-                ids,
-                shape,
-                grid,
-                at_least=n_best + LEAST_SAVING,
-                may_go_on=lambda file, n: (
-                    file.plan.adapter_scales == plan.adapter_scales
-                    and rotate_alike(self.plan.config, file.context, context)
-                    and self.plan.may_go_on_by(file.plan, n, n_tokens, context)
-                ),
-            )
-            if saved is not None:
-                return self._new(max(n_tokens, len(saved.token_ids)), max_tokens, plan), saved
+        shape, at_least = PromptShape(n_tokens, n_question), n_best + LEAST_SAVING
+        saved = self._find_saved(ids, shape, context, plan.adapter_scales, at_least)
+        if saved is not None:
+            return self._new(max(n_tokens, len(saved.token_ids)), max_tokens, plan), saved
         if best is not None and departs is not None:
             self._log_departure(best, prompt, n_best, departs, slot)
         if best is None or n_best < LEAST_PREFIX:
@@ -286,6 +276,28 @@ class ConversationPool:
             best.expect(n_tokens, kept.expected_bytes)
             return best, None
         return kept, None
+
+    def _find_saved(
+        self,
+        ids: NDArray[np.int32],
+        shape: PromptShape,
+        context: int,
+        scales: tuple[float, ...],
+        at_least: int,
+    ) -> SavedPrefix | None:
+        """The file from which so many tokens ``ids`` [n] can be taken, to go on in ``context``."""
+        if self.disk is None:
+            return None
+
+        def may_go_on(file: SavedPrefix, n_usable: int) -> bool:
+            return (
+                file.plan.adapter_scales == scales
+                and rotate_alike(self.plan.config, file.context, context)
+                and self.plan.may_go_on_by(file.plan, n_usable, len(ids), context)
+            )
+
+        grid = self.model.call_grid(self.plan.attention, self.plan.shape(len(ids)))
+        return self.disk.find(ids, shape, grid, at_least=at_least, may_go_on=may_go_on)
 
     def _load(self, kept: Conversation, saved: SavedPrefix) -> bool:
         """Takes up a file; whether it was good."""
