@@ -23,7 +23,6 @@ from .budget_table import Budget, BudgetTable
 from .head_budgets import (
     DEFAULT_BUDGET,
     DENSE_SOURCES,
-    NO_TABLE,
     PROFILE_BUDGET,
     PROFILE_POINTS,
     TOO_SHORT,
@@ -33,14 +32,9 @@ from .head_budgets import (
     grow_limits,
     keys_per_query,
 )
-from .headwise_decode import (
-    count_decode_rows,
-    decode_options,
-    move_decode,
-    report_decode,
-    saved_decode_from,
-)
-from .headwise_settings import DECODE_FROM, HeadwiseSettings, is_positive_int
+from .headwise_decode import count_decode_rows, decode_options, report_decode
+from .headwise_saved import HELD, HELD_DENSE, HELD_PROFILE, fields_held, move_decode
+from .headwise_settings import DECODE_FROM, HeadwiseSettings
 from .kept_profiles import ENOUGH_PROMPTS, PROFILE_TOKENS
 from .prefill_quality import DEFAULT_MAX_LOSS
 from .registry import register_sparse_attention
@@ -58,9 +52,6 @@ ERROR_OF_PROFILE = 1.0
 # Of what the budgets of a profile leave out, what the guard reads besides (half of it on
 # Qwen2.5-Coder-1.5B with 4,602 tokens, a seventh on SmolLM2-135M with 4,096).
 GUARDED_SHARE = 1 / 4
-# Of a session file, whose budgets came from a table, or from prompts.
-HELD, HELD_PROFILE = "session", "session (profile)"
-HELD_DENSE = "dense: as the saved session was"  # how statistics name both without any limit
 
 
 @register_sparse_attention("headwise")
@@ -320,41 +311,8 @@ class HeadwiseConfig(HeadwiseSettings):
         return self.decode_attention == "auto"
 
     def holding(self, saved: Mapping[str, Any]) -> HeadwiseConfig:
-        budgets, budget, max_past = (saved.get(n) for n in ("budgets", "budget", "max_past"))
-        saved_decode = saved.get("decode")
-        decode, decode_budgets, decode_from = self.decode_attention, None, self.decode_from
-        if isinstance(saved_decode, Mapping):
-            decode_budgets = saved_decode.get("budgets")
-            if self.leaves_decode_open:
-                decode_from = saved_decode_from(saved)
-        if self.leaves_decode_open:
-            decode = "dense" if decode_budgets is None else "headwise"
-        if self._is_chosen_by_hand:
-            if decode == "headwise":  # as it was asked for
-                decode = self.decode_attention
-            return replace(self, decode_attention=decode, decode_from=decode_from)
-        if not isinstance(budgets, list) or not budgets:
-            return self
-        if not isinstance(decode_budgets, list | None):
-            return self
-        counts = [n for n in (*budgets, *(decode_budgets or ()), budget) if n is not None]
-        if not all(map(is_positive_int, counts)) or max_past not in (0, self.max_past):
-            return self
-        if self.budget is not None and budget != self.budget:
-            return self
-        # A file that does not say where they came from is judged by the stricter limit.
-        source = HELD if saved.get("is_taught") is False else HELD_PROFILE
-        return replace(
-            self,
-            decode_attention=decode,
-            budgets=tuple(budgets),
-            decode_budgets=None if decode_budgets is None else tuple(decode_budgets),
-            decode_from=decode_from,
-            by_query_head=saved.get("by_query_head") is True,
-            budget=budget,
-            max_past=max_past,
-            source=source,
-        )
+        held = fields_held(self, saved)
+        return replace(self, **held) if held else self
 
     def fits(self, model: AttentionModel) -> bool:
         if self.by_query_head and not model.splits_groups:
@@ -362,11 +320,6 @@ class HeadwiseConfig(HeadwiseSettings):
         n_sets = count_sets(model, by_query_head=self.by_query_head)
         fits = self.budgets is None or len(self.budgets) == n_sets
         return fits and (self.decode_budgets is None or len(self.decode_budgets) == model.n_slots)
-
-    @property
-    def _is_chosen_by_hand(self) -> bool:
-        is_table = self.budget_table not in (None, NO_TABLE)
-        return is_table or self.budgets is not None or self.max_loss is not None
 
     def resolved(self, model: AttentionModel) -> HeadwiseConfig:
         chosen = self.choose_budgets(model)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from ..option_fields import MAX_CONTEXT
-from .headwise_settings import DECODE_FROM, DECODES_ALL, NOT_MEASURED, HeadwiseSettings
+from .headwise_settings import DECODES_ALL, NOT_MEASURED, HeadwiseSettings
 
 # Tokens of a page that a generated token chooses, as in cpp/sparse/headwise_decode.cc.
 PAGE_SIZE = 4
@@ -57,22 +56,3 @@ def decode_options(
     if settings.decode_until is not None:
         options["decode_until"] = settings.decode_until
     return options
-
-
-def move_decode(values: dict[str, Any]) -> None:
-    """Puts what settings say of decode, as fields, where session files have it."""
-    names = ("decode_attention", "decode_pages", "decode_budgets", "decode_from")
-    way, pages, budgets, least = (values.pop(name) for name in names)
-    if way == "headwise":  # else as in session files that know of nothing else
-        values["decode"] = {"attention": way, "pages": pages, "budgets": budgets}
-        if least != DECODE_FROM:  # as in those of versions that knew no other
-            values["decode"]["from"] = least
-
-
-def saved_decode_from(saved: Mapping[str, Any]) -> int:
-    """From how many tokens of a prompt on they do so, by what ``to_dict`` gave."""
-    decode = saved.get("decode")
-    least = decode.get("from") if isinstance(decode, Mapping) else None
-    if isinstance(least, int) and DECODE_FROM <= least <= MAX_CONTEXT:
-        return least
-    return DECODE_FROM

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..attention.dense import DenseConfig
-from ..attention.headwise_decode import saved_decode_from
+from ..attention.headwise_saved import saved_decode_from
 from ..model_config import DecoderConfig
 from ..option_fields import MAX_CONTEXT
 from .models import fingerprint_at
