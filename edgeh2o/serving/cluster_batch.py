@@ -59,6 +59,7 @@ class _Loaded:
         """Loads the model, fetched before where its name is known, unless it is there."""
         with self._lock:
             if self._engine is None or self._settings != repr(settings):
+                self._engine = None  # also where the next one cannot be loaded
                 self._stack.close()
                 self._engine, self._settings = self._load(settings), repr(settings)
             return self._engine

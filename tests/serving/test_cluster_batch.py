@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edgeh2o import DenseConfig, PrefillConfig, SamplingParams
 from edgeh2o.cli.main import main
+from edgeh2o.config import RuntimeConfig
+from edgeh2o.errors import EdgeH2OError
+from tests.serving.answering import answer, request_of
 from tests.serving.batches import command, read, request, text_of, write
 
 distributed = pytest.importorskip("distributed")
@@ -61,6 +66,29 @@ def test_a_killed_worker_loses_nothing(
     target.write_bytes(b"\n".join(lines[:5]) + b"\n" + lines[5][:20])
     assert main(arguments) == 1  # as before
     assert set(read(target)) == set(expected)
+
+
+def test_a_worker_that_cannot_load_a_model_loads_the_one_before_again(serving_model: Path) -> None:
+    """It went on to answer by an engine that was closed: no request had a result."""
+    from edgeh2o.serving.cluster_batch import WorkerSettings, _Loaded
+
+    settings = WorkerSettings(
+        model=str(serving_model),
+        model_name="tiny",
+        runtime=RuntimeConfig(threads=1),
+        prefill=PrefillConfig(),
+        attention=DenseConfig(),
+        sampling=SamplingParams(),
+    )
+    loaded = _Loaded()
+    try:
+        asked = request_of("the hen")
+        expected = answer(loaded.engine(settings), asked)
+        with pytest.raises(EdgeH2OError, match="missing"):
+            loaded.engine(replace(settings, model="missing.gguf"))
+        assert answer(loaded.engine(settings), asked).text == expected.text
+    finally:
+        loaded._stack.close()
 
 
 def test_a_cluster_that_is_not_there(
