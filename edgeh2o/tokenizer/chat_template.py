@@ -198,13 +198,13 @@ def _describe_today() -> dict[str, str]:
 
 
 def read_chat_template(value: object) -> str | None:
-    """The template of a model file from its metadata value, None if there is none.
+    """The template of a model file from its metadata value, None if there is none, or an empty one.
 
     Raises FormatError if it is no text.
     """
     if value is not None and not isinstance(value, str):
         raise FormatError(f"{TEMPLATE_KEY} is not a string but {type(value).__name__}; {_CURE}")
-    return value
+    return value or None
 
 
 class _Marker:

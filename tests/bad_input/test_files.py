@@ -42,6 +42,8 @@ OTHER_CONTENT = {
     "empty": (b"", "the file is empty; fetch it again"),
     "four bytes": (b"GGUF", "is truncated or damaged, fetch it again"),
     "HTML page": (b"<!DOCTYPE html><html><body>404</body></html>", "a web page; .* fetch the"),
+    "gzip": (b"\x1f\x8b\x08\x00" + bytes(60), "a gzip archive; unpack it"),
+    "JSON": (b'{"error":"Repository not found"}', "JSON, perhaps .* of an error; fetch the file"),
     "ZIP": (b"PK\x03\x04" + bytes(60), "a ZIP archive .* unpack or convert it"),
     "safetensors": (struct.pack("<Q", 100) + b'{"__metadata__":{}}', "give its folder"),
     "ONNX": (b"\x08\x0a\x12\x07pytorch", "an ONNX"),
@@ -64,6 +66,14 @@ def test_a_folder_of_gguf_files_names_them(
         (tmp_path / name).write_bytes(b"x")
     problem = "is a folder of GGUF files; give the path of one: a.gguf, b é.gguf$"
     refusal(["run", str(tmp_path), "-p", "x", *flags], code=2, problem=problem)
+
+
+def test_a_folder_of_weights_without_their_settings(tmp_path: Path, refusal: Refusal) -> None:
+    """A download folder with a GGUF file beside them, for one."""
+    for name in ("model.safetensors", "other.gguf"):
+        (tmp_path / name).write_bytes(b"x")
+    problem = "config.json is missing; fetch that file too"
+    refusal(["run", str(tmp_path), "-p", "x"], code=1, problem=problem)
 
 
 @pytest.mark.parametrize("case", OTHER_CONTENT)

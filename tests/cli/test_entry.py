@@ -33,6 +33,36 @@ def test_ctrl_c_while_modules_are_imported(name: str) -> None:
     assert result.stderr == "edgeh2o: interrupted\n"
 
 
+# Ctrl-C in a callback of a weak reference, as importlib has them, whose exceptions are dropped.
+INTERRUPTED_CALLBACK = """
+import runpy, signal, sys, time, weakref
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "edgeh2o.cli.run":
+            thing = Interrupt()
+            reference = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))
+            del thing
+            time.sleep(60)
+
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["edgeh2o", "run", "no.gguf", "-p", "x"]
+runpy.run_module("edgeh2o", run_name="__main__")
+"""
+
+
+def test_ctrl_c_where_python_drops_it() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_CALLBACK],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert (result.returncode, result.stdout) == (130, "")
+    assert result.stderr == "edgeh2o: interrupted\n"
+
+
 def _verbs(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     action = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     return dict(action.choices)

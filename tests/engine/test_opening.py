@@ -86,6 +86,7 @@ def test_run_refuses_before_the_weights_are_there(
     assert ends == ["left"]
 
 
+@pytest.mark.parametrize("template", [None, ""])
 @pytest.mark.parametrize("verb", [["run", "-p", "the", "--chat"], ["chat"]])
 def test_a_chat_without_a_template_ends_the_loading(
     model: str,
@@ -93,10 +94,11 @@ def test_a_chat_without_a_template_ends_the_loading(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     verb: list[str],
+    template: str | None,
 ) -> None:
-    monkeypatch.setattr(NativeModelFile, "chat_template", None)
+    monkeypatch.setattr(NativeModelFile, "chat_template", template)
     assert main([*verb, "-m", model]) == 2
-    assert "no chat template" in capsys.readouterr().err
+    assert "no chat template; give one with --chat-template, a file" in capsys.readouterr().err
     assert ends == ["left"]
 
 

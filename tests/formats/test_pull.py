@@ -164,6 +164,14 @@ def test_never_unpacks_more_than_the_pinned_size(
             r"pip could not fetch toy-package==1\.2 \(exit code 1\): .*No matching distribution"
             r".*check the network and 'pip config list'",
         ),
+        (
+            "WARNING: Retrying (Retry(total=0, connect=None, read=None)) after connection broken by"
+            " 'NewConnectionError('<pip.HTTPSConnection object at 0x7ff4904e06d0>: Failed to "
+            "establish a new connection: [Errno -3] Temporary failure in name resolution')': /a/\n"
+            "ERROR: No matching distribution found for toy-package==1.2\n",
+            r"toy is fetched with pip, whose index cannot be reached \(Temporary failure in name "
+            r"resolution\); check the network and 'pip config list', or give the path",
+        ),
         ("/usr/bin/python: No module named pip\n", r"does not have; run '.* -m ensurepip'"),
         ("", r"exit code 1\): no output"),
     ],

@@ -101,6 +101,13 @@ def test_weights_in_several_files(onnx_model: OnnxModelFactory, tmp_path: Path) 
         np.testing.assert_array_equal(*(read_all(each, tokens, 15) for each in (llm, original)))
 
 
+def test_a_folder_without_its_graph(onnx_model: OnnxModelFactory, tmp_path: Path) -> None:
+    folder = copy_folder(onnx_model(**SMALL), tmp_path / "model")
+    (folder / MODEL_NAME).unlink()
+    with pytest.raises(ResourceError, match=r"model\.onnx cannot be read: .*; fetch that file too"):
+        LLM(folder)
+
+
 def test_empty_folder(tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match="holds no model"):
         LLM(tmp_path)

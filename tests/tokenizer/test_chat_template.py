@@ -231,6 +231,7 @@ def test_the_time_that_a_template_may_take(
 
 def test_a_template_that_is_no_text() -> None:
     assert read_chat_template(None) is None
+    assert read_chat_template("") is None
     with pytest.raises(FormatError, match=r"tokenizer\.chat_template is not a string"):
         read_chat_template(7)
 
