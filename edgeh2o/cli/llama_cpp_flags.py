@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Container
-from typing import NamedTuple
+from collections.abc import Container
 
 from ..errors import UsageError
 from ..sampler_names import spell_samplers
 from ..sampling_config import MAX_LOOKUP
+from .foreign_flag import Flag
+from .llama_server_flags import SERVER_FLAGS
 
 _BY_PATH = (
     "models are fetched from the Hugging Face Hub alone: -hf org/name:FILE, or 'edgeh2o pull "
@@ -21,21 +22,6 @@ _NO_DRAFT = (
 )
 _ON_DEVICE = "a model, its cache and its experts are on one device (--device)"
 _PLACED = "threads run where the system puts them"
-_ZERO, _ONE = ("0", "0.0", "0.00"), ("1", "1.0", "1.00")
-
-
-class _Flag(NamedTuple):
-    """``note`` says why there is no such flag; ``becomes`` is our flag that means the same.
-
-    ``takes`` "" or "value", or "switch": one of ``_SWITCHES`` may follow. ``idle`` are the values
-    that change nothing; None are all. ``spell`` turns a value into that of our flag.
-    """
-
-    note: str
-    takes: str = ""
-    becomes: str = ""
-    idle: tuple[str, ...] | None = ()
-    spell: Callable[[str], str] = str
 
 
 def _limit_draft(text: str) -> str:
@@ -44,49 +30,52 @@ def _limit_draft(text: str) -> str:
 
 
 _SWITCHES = ("on", "off", "auto", "0", "1")
-_FLAGS = {
+_FLAGS = SERVER_FLAGS | {
     name: flag
     for names, flag in (
         (
             "-ngl --gpu-layers --n-gpu-layers",
-            _Flag("a GPU takes all layers (--device cuda)", "value", idle=("0",)),
+            Flag("a GPU takes all layers (--device cuda)", "value", idle=("0",)),
         ),
-        ("-hf --hf-repo", _Flag("this command takes a path", "value")),
-        ("-hfr", _Flag("this command takes a path", "value", "--hf-repo")),
-        ("-hff --hf-file -mu --model-url", _Flag(_BY_PATH, "value")),
+        ("-hf --hf-repo", Flag("this command takes a path", "value")),
+        ("-hfr", Flag("this command takes a path", "value", "--hf-repo")),
+        ("-hff --hf-file -mu --model-url -dr --docker-repo", Flag(_BY_PATH, "value")),
         (
             "-tb --threads-batch",
-            _Flag("one number of threads serves prompt and answer; use -t", "value"),
+            Flag("one number of threads serves prompt and answer; use -t", "value"),
         ),
-        ("-fa --flash-attn", _Flag("attention is always fused", "switch", idle=None)),
-        ("-co --color", _Flag("answers have no colours", "switch", idle=None)),
-        ("--mlock", _Flag("weights are packed into memory, and not locked", idle=None)),
-        ("--mmap --no-mmap", _Flag("weights are packed into memory, not mapped", idle=None)),
-        ("-lm --load-mode", _Flag("weights are packed into memory", "value", idle=None)),
-        ("--warmup --no-warmup", _Flag("nothing is run to warm up", idle=None)),
-        ("--no-display-prompt", _Flag("prompts are never printed", idle=None)),
-        ("-no-cnv --no-conversation", _Flag("'edgeh2o run' answers a prompt", "", "--no-chat")),
-        ("--chat-template-file", _Flag("", "value", "--chat-template")),
+        ("-fa --flash-attn", Flag("attention is always fused", "switch", idle=None)),
+        ("-co --color", Flag("answers have no colours", "switch", idle=None)),
+        ("--mlock", Flag("weights are packed into memory, and not locked", idle=None)),
+        ("--mmap --no-mmap", Flag("weights are packed into memory, not mapped", idle=None)),
+        ("-lm --load-mode", Flag("weights are packed into memory", "value", idle=None)),
+        ("--warmup --no-warmup", Flag("nothing is run to warm up", idle=None)),
+        (
+            "--no-display-prompt --display-prompt --verbose-prompt",
+            Flag("prompts are never printed", idle=None),
+        ),
+        ("-no-cnv --no-conversation", Flag("'edgeh2o run' answers a prompt", "", "--no-chat")),
+        ("--chat-template-file", Flag("", "value", "--chat-template")),
         (
             "--yarn-ext-factor --yarn-attn-factor",
-            _Flag("both follow from --rope-scale", "value", idle=("-1", "-1.0", "1", "1.0")),
+            Flag("both follow from --rope-scale", "value", idle=("-1", "-1.0", "1", "1.0")),
         ),
-        ("--context-shift", _Flag("", "", "--context-full=shift")),
-        ("--no-context-shift", _Flag("", "", "--context-full=stop")),
-        ("--draft --model-draft -md", _Flag(_NO_DRAFT, "value")),
-        ("--spec-draft-model", _Flag(_NO_DRAFT, "value", "--draft")),
+        ("--context-shift", Flag("", "", "--context-full=shift")),
+        ("--no-context-shift", Flag("", "", "--context-full=stop")),
+        ("--draft --model-draft -md", Flag(_NO_DRAFT, "value")),
+        ("--spec-draft-model", Flag(_NO_DRAFT, "value", "--draft")),
         (
             "--spec-draft-hf -hfd -hfrd --hf-repo-draft",
-            _Flag("fetch it by 'edgeh2o pull' and write --draft FILE", "value"),
+            Flag("fetch it by 'edgeh2o pull' and write --draft FILE", "value"),
         ),
         (
             "--draft-max --draft-n --spec-draft-n-max",
-            _Flag(_NO_DRAFT, "value", "--draft-tokens", spell=_limit_draft),
+            Flag(_NO_DRAFT, "value", "--draft-tokens", spell=_limit_draft),
         ),
-        ("--draft-tokens", _Flag(_NO_DRAFT, "value")),
+        ("--draft-tokens", Flag(_NO_DRAFT, "value")),
         (
             "--spec-type",
-            _Flag(
+            Flag(
                 "a draft model drafts where --draft FILE names it; write --draft mtp for "
                 "draft-mtp, and --lookup for the ngram kinds",
                 "value",
@@ -96,77 +85,48 @@ _FLAGS = {
         (
             "--draft-min --draft-n-min --draft-p-min --spec-draft-n-min --spec-draft-p-min "
             "--draft-p-split --spec-draft-p-split",
-            _Flag("how far a draft goes is learnt from what was right", "value", idle=None),
+            Flag("how far a draft goes is learnt from what was right", "value", idle=None),
         ),
         (
             "-c --ctx-size --ctx",
-            _Flag(
+            Flag(
                 "the context is as long as what is read, which --lengths of needle says, and -p, "
                 "-n and -d of bench",
                 "value",
                 idle=(),
             ),
         ),
-        ("--jinja --no-jinja", _Flag("chat templates are always read by jinja2", idle=None)),
-        ("-cnv --conversation", _Flag("'edgeh2o chat' is a conversation", "", "--chat", idle=None)),
-        ("-st --single-turn", _Flag("'edgeh2o run' gives one answer", idle=None)),
-        ("--grammar-file", _Flag("", "value", "--grammar")),
-        ("--json-schema-file -jf", _Flag("", "value", "--json-schema")),
-        (
-            "-cb --cont-batching",
-            _Flag("requests always share passes over the weights", idle=None),
-        ),
-        (
-            "-kvu --kv-unified -no-kvu --no-kv-unified",
-            _Flag("every conversation has memory of its own", idle=None),
-        ),
-        ("-nocb --no-cont-batching", _Flag("requests share passes over the weights", idle=None)),
-        (
-            "--cache-idle-slots --no-cache-idle-slots",
-            _Flag("conversations at rest are kept while memory has room", idle=None),
-        ),
-        (
-            "-ctxcp --ctx-checkpoints --swa-checkpoints -cms --checkpoint-min-step",
-            _Flag("where prompts may go on from is marked by itself", "value", idle=None),
-        ),
-        (
-            "--metrics --props --slots --no-slots",
-            _Flag("'edgeh2o serve' always has /metrics, /props and /slots", idle=None),
-        ),
-        (
-            "--ui --webui --no-webui --no-ui --no-ui-mcp-proxy --no-webui-mcp-proxy",
-            _Flag("the page at / is always there, and calls this server alone", idle=None),
-        ),
-        ("--no-agent -no-ag", _Flag("tools are run by clients", idle=None)),
-        ("--cache-prompt --no-cache-prompt", _Flag("what was read is always kept", idle=None)),
-        ("--reasoning-preserve --no-reasoning-preserve", _Flag("templates decide", idle=None)),
-        ("--threads-http", _Flag("one thread answers connections", "value", idle=None)),
-        (
-            "--cache-reuse",
-            _Flag("what prompts have in common is always kept", "value", idle=None),
-        ),
+        ("--jinja --no-jinja", Flag("chat templates are always read by jinja2", idle=None)),
+        ("-cnv --conversation", Flag("'edgeh2o chat' is a conversation", "", "--chat", idle=None)),
+        ("-st --single-turn", Flag("'edgeh2o run' gives one answer", idle=None)),
+        ("--grammar-file", Flag("", "value", "--grammar")),
+        ("--json-schema-file -jf", Flag("", "value", "--json-schema")),
         (
             "--reasoning-format",
-            _Flag("reasoning is reasoning_content", "value", idle=("auto", "deepseek")),
+            Flag("reasoning is reasoning_content", "value", idle=("auto", "deepseek")),
         ),
         (
             "--reasoning-effort",
-            _Flag('write --chat-template-kwargs \'{"reasoning_effort": "low"}\'', "value"),
+            Flag('write --chat-template-kwargs \'{"reasoning_effort": "low"}\'', "value"),
         ),
-        ("-rea", _Flag("", "value", "--reasoning")),
-        ("--skip-chat-parsing", _Flag("/completion answers raw text as it is")),
-        ("--no-skip-chat-parsing", _Flag("answers are parsed", idle=None)),
+        ("-rea", Flag("", "value", "--reasoning")),
+        ("--skip-chat-parsing", Flag("/completion answers raw text as it is")),
+        ("--no-skip-chat-parsing", Flag("answers are parsed", idle=None)),
         (
             "--prefill-assistant",
-            _Flag("a last message of the assistant is gone on with", idle=None),
+            Flag("a last message of the assistant is gone on with", idle=None),
         ),
         (
             "--no-prefill-assistant",
-            _Flag('each request says so ("continue_final_message": false)'),
+            Flag('each request says so ("continue_final_message": false)'),
+        ),
+        (
+            "--reasoning-budget-message",
+            Flag("thoughts have no budget", "value", idle=None),
         ),
         (
             "--reasoning-budget",
-            _Flag(
+            Flag(
                 "reasoning is as long as it is; --reasoning off leaves it out",
                 "value",
                 idle=("-1",),
@@ -174,160 +134,182 @@ _FLAGS = {
         ),
         (
             "--keep",
-            _Flag(
-                "--context-full shift always keeps the beginning of a prompt", "value", idle=None
-            ),
+            Flag("--context-full shift always keeps the beginning of a prompt", "value", idle=None),
         ),
         (
             "--simple-io --log-disable --log-jsonl --no-log-jsonl --log-prefix --no-log-prefix "
             "--log-timestamps --no-log-timestamps",
-            _Flag("output is plain text", idle=None),
+            Flag("output is plain text", idle=None),
         ),
-        ("--log-colors", _Flag("output is plain text", "switch", idle=None)),
-        ("--perf --no-perf", _Flag("--quiet leaves the statistics out", idle=None)),
+        ("--log-colors", Flag("output is plain text", "switch", idle=None)),
+        (
+            "--perf --no-perf --show-timings --no-show-timings",
+            Flag("--quiet leaves the statistics out", idle=None),
+        ),
         (
             "--numa --prio --poll -C --cpu-mask -Cr --cpu-range --cpu-strict --prio-batch "
-            "--poll-batch -Cb --cpu-mask-batch -Crb --cpu-range-batch --cpu-strict-batch",
-            _Flag(_PLACED, "value", idle=None),
+            "--poll-batch -Cb --cpu-mask-batch -Crb --cpu-range-batch --cpu-strict-batch -Cd "
+            "--cpu-mask-draft -Crd --cpu-range-draft --cpu-strict-draft --prio-draft --poll-draft "
+            "--spec-draft-cpu-mask --spec-draft-cpu-range --spec-draft-cpu-strict "
+            "--spec-draft-prio --spec-draft-poll",
+            Flag(_PLACED, "value", idle=None),
         ),
-        ("-dev", _Flag("write --device cpu or --device cuda", "value", idle=("none",))),
+        ("-dev", Flag("write --device cpu or --device cuda", "value", idle=("none",))),
         (
             "-sm --split-mode -mg --main-gpu -ts --tensor-split",
-            _Flag(
-                "a model is on one device; --device cuda:1 names it", "value", idle=("none", "0")
-            ),
+            Flag("a model is on one device; --device cuda:1 names it", "value", idle=("none", "0")),
         ),
         (
             "-nkvo --no-kv-offload --no-op-offload -nr --no-repack -cmoe --cpu-moe -kvo "
-            "--kv-offload --op-offload --repack --no-host -cmoed --cpu-moe-draft",
-            _Flag(_ON_DEVICE, idle=None),
+            "--kv-offload --op-offload --repack --no-host -nopo -cmoed --cpu-moe-draft "
+            "--spec-draft-cpu-moe",
+            Flag(_ON_DEVICE, idle=None),
         ),
-        ("-ncmoe --n-cpu-moe -ot --override-tensor", _Flag(_ON_DEVICE, "value", idle=None)),
-        ("-fit --fit", _Flag("what memory has room for is found anyway", "switch", idle=None)),
+        (
+            "-ncmoe --n-cpu-moe -ot --override-tensor -ncffn --n-cpu-ffn -lzm --lazy-mode -otd "
+            "--override-tensor-draft -ncmoed --n-cpu-moe-draft --spec-draft-override-tensor "
+            "--spec-draft-n-cpu-moe --spec-draft-ncmoe",
+            Flag(_ON_DEVICE, "value", idle=None),
+        ),
+        ("--rpc -rpc", Flag("a model runs on one machine; leave it out", "value")),
+        ("-fit --fit", Flag("what memory has room for is found anyway", "switch", idle=None)),
+        (
+            "-fitp --fit-print",
+            Flag("'edgeh2o inspect' says what memory it takes", "switch", idle=None),
+        ),
         (
             "-fitt --fit-target -fitc --fit-ctx",
-            _Flag("what memory has room for is found anyway", "value", idle=None),
+            Flag("what memory has room for is found anyway", "value", idle=None),
         ),
-        ("-bs --backend-sampling", _Flag("tokens are drawn on the CPU", idle=None)),
-        ("--list-devices", _Flag("'edgeh2o doctor' lists them")),
-        ("--swa-full", _Flag("sliding windows are exact whatever is kept", idle=None)),
-        ("-dt --defrag-thold", _Flag("the cache has no holes", "value", idle=None)),
-        ("--offline", _Flag("nothing is fetched but what -hf and known names ask for", idle=None)),
-        ("--override-kv", _Flag("metadata is taken as the file has it; leave it out", "value")),
-        ("-i --interactive", _Flag("'edgeh2o chat' is a conversation", idle=None)),
-        ("-sp --special", _Flag("control tokens are never printed", idle=None)),
-        ("--verbose-prompt", _Flag("prompts are never printed", idle=None)),
-        ("-lv --verbosity --log-verbosity", _Flag("-v says more", "value", idle=None)),
-        ("--log-file", _Flag("messages go to stderr; redirect it (2> FILE)", "value")),
-        ("-bf --binary-file", _Flag("prompts are UTF-8 text; use -f", "value")),
+        (
+            "-bs --backend-sampling --spec-draft-backend-sampling",
+            Flag("tokens are drawn on the CPU", idle=None),
+        ),
+        ("--list-devices", Flag("'edgeh2o doctor' lists them")),
+        ("--swa-full", Flag("sliding windows are exact whatever is kept", idle=None)),
+        ("-dt --defrag-thold", Flag("the cache has no holes", "value", idle=None)),
+        ("--offline", Flag("nothing is fetched but what -hf and known names ask for", idle=None)),
+        ("--override-kv", Flag("metadata is taken as the file has it; leave it out", "value")),
+        (
+            "-i --interactive -if --interactive-first",
+            Flag("'edgeh2o chat' is a conversation", idle=None),
+        ),
+        (
+            "-mli --multiline-input",
+            Flag("a line that ends with \\ goes on in the next; a paste is one message", idle=None),
+        ),
+        (
+            "-p --prompt -f --file",
+            Flag("'edgeh2o run' answers a prompt; messages are typed or sent", "value", "--text"),
+        ),
+        ("-sysf --system-prompt-file", Flag('write --system "$(cat FILE)"', "value")),
+        (
+            "--in-prefix --in-suffix",
+            Flag("the chat template is around messages; write --chat-template FILE", "value"),
+        ),
+        ("--in-prefix-bos", Flag("the chat template is around messages; leave it out")),
+        ("--spm-infill", Flag("the model says in which order code is filled in", idle=None)),
+        ("-o --output --output-file", Flag("answers go to stdout; write > FILE", "value")),
+        ("-ptc --print-token-count", Flag("tokens are counted at the end", "value", idle=None)),
+        ("--usage", Flag("", "", "--help")),
+        ("--version", Flag("write 'edgeh2o --version'")),
+        ("--completion-bash", Flag("write 'edgeh2o completion bash'")),
+        ("--log-verbose", Flag("", "", "--verbose")),
+        ("-sp --special", Flag("control tokens are never printed", idle=None)),
+        ("-lv --verbosity --log-verbosity", Flag("-v says more", "value", idle=None)),
+        ("--log-file", Flag("messages go to stderr; redirect it (2> FILE)", "value")),
+        ("-bf --binary-file", Flag("prompts are UTF-8 text; use -f", "value")),
         (
             "--sampling-seq --sampler-seq",
-            _Flag("", "value", "--samplers", spell=spell_samplers),
+            Flag("", "value", "--samplers", spell=spell_samplers),
         ),
         (
-            "-td --threads-draft --spec-draft-threads -tbd --threads-batch-draft",
-            _Flag("one number of threads serves both models; use -t", "value"),
+            "-td --threads-draft --spec-draft-threads -tbd --threads-batch-draft "
+            "--spec-draft-threads-batch",
+            Flag("one number of threads serves both models; use -t", "value"),
         ),
         (
             "-ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl",
-            _Flag("a draft model is on the CPU", "value", idle=("0",)),
+            Flag("a draft model is on the CPU", "value", idle=("0",)),
         ),
         (
             "-ctkd --cache-type-k-draft --spec-draft-type-k -ctvd --cache-type-v-draft "
             "--spec-draft-type-v",
-            _Flag("its cache has types of its own", "value", idle=None),
+            Flag("its cache has types of its own", "value", idle=None),
         ),
-        ("--spec-default", _Flag("lookup is on by default", idle=None)),
+        (
+            "-devd --device-draft --spec-draft-device",
+            Flag("a draft model is on the CPU", "value", idle=("none", "cpu")),
+        ),
+        ("--mtp", Flag(_NO_DRAFT, "", "--draft=mtp")),
+        (
+            "--dflash --eagle3",
+            Flag("a smaller model drafts (--draft FILE), or the model's own layer (--draft mtp)"),
+        ),
+        ("--spec-default", Flag("lookup is on by default", idle=None)),
         (
             "--spec-ngram-size-n --spec-ngram-size-m --spec-ngram-min-hits --spec-ngram-mod-n-min "
+            "--spec-ngram-map-k-size-n --spec-ngram-map-k-size-m --spec-ngram-map-k-min-hits "
+            "--spec-ngram-map-k4v-size-n --spec-ngram-map-k4v-size-m --spec-ngram-map-k4v-min-hits "
             "--spec-ngram-mod-n-max --spec-ngram-mod-n-match --spec-ngram-simple-size-n "
             "--spec-ngram-simple-size-m --spec-ngram-simple-min-hits",
-            _Flag("--lookup finds by itself how much to guess", "value", idle=None),
+            Flag("--lookup finds by itself how much to guess", "value", idle=None),
         ),
         (
             "-lcs --lookup-cache-static -lcd --lookup-cache-dynamic",
-            _Flag("--lookup looks into the prompt and the answer; leave it out", "value"),
+            Flag("--lookup looks into the prompt and the answer; leave it out", "value"),
         ),
         (
             "--fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default "
             "--fim-qwen-7b-spec --fim-qwen-14b-spec --fim-qwen-30b-default --gpt-oss-20b-default "
             "--gpt-oss-120b-default",
-            _Flag("name the model: -hf org/name:FILE"),
+            Flag("name the model: -hf org/name:FILE"),
         ),
-        ("-cd --ctx-size-draft", _Flag("its context is that of the model", "value", idle=None)),
-        ("-np", _Flag("", "value", "--parallel")),
-        ("-a", _Flag("", "value", "--alias")),
-        ("-to", _Flag("", "value", "--timeout")),
-        (
-            "-cram --cache-ram",
-            _Flag(
-                "--prefix-cache-ram of 'edgeh2o serve' bounds the memory of conversations",
-                "value",
-                "--prefix-cache-ram",
-                idle=("-1",),
-                spell="{}M".format,
-            ),
-        ),
-        (
-            "-sps --slot-prompt-similarity",
-            _Flag("the prompt that has most in common is taken", "value", idle=None),
-        ),
-        (
-            "--embedding --embeddings --rerank --reranking",
-            _Flag("models write texts alone; leave it out, or use another server for vectors"),
-        ),
-        ("--pooling --embd-normalize", _Flag("models write texts alone", "value", idle=None)),
-        (
-            "--ssl-key-file --ssl-cert-file",
-            _Flag("there is no TLS; put a proxy such as Caddy before the server", "value"),
-        ),
-        ("--models-dir --models-preset", _Flag("a server has one model; start several", "value")),
-        ("--models-max", _Flag("a server has one model", "value", idle=None)),
-        ("--models-autoload --no-models-autoload", _Flag("a server has one model", idle=None)),
-        (
-            "--sleep-idle-seconds",
-            _Flag("a model stays in memory as long as its server runs", "value", idle=None),
-        ),
-        ("--cors-origins", _Flag("", "value", "--cors")),
-        (
-            "--cors-methods --cors-headers",
-            _Flag("origins of --cors may send GET and POST with any headers", "value", idle=None),
-        ),
-        ("--cors-credentials", _Flag("keys are sent as headers, not as cookies")),
-        ("--no-cors-credentials", _Flag("keys are sent as headers, not as cookies", idle=None)),
-        ("--api-prefix", _Flag("put a proxy before the server", "value")),
-        (
-            "--ui-mcp-proxy --webui-mcp-proxy --agent -ag",
-            _Flag("tools are run by clients; leave it out"),
-        ),
-        (
-            "--tools --tools-runtime --mcp-servers-config --mcp-servers-json",
-            _Flag("tools are run by clients; leave it out", "value"),
-        ),
-        ("-j --json-schema --grammar", _Flag("each request has its own", "value")),
-        (
-            "--presence-penalty --frequency-penalty",
-            _Flag("each request has its own; --repeat-penalty is for all", "value", idle=_ZERO),
-        ),
-        ("-l --logit-bias", _Flag("each request has its own (logit_bias)", "value")),
-        ("--lora-scaled", _Flag("", "value", "--lora")),
-        ("--lora", _Flag("this command takes no adapters; leave it out", "value")),
+        ("-cd --ctx-size-draft", Flag("its context is that of the model", "value", idle=None)),
+        ("--lora-scaled", Flag("", "value", "--lora")),
+        ("--lora", Flag("this command takes no adapters; leave it out", "value")),
         (
             "--lora-init-without-apply",
-            _Flag("it is for serve; --lora FILE:0 loads an adapter that counts nothing"),
+            Flag("it is for serve; --lora FILE:0 loads an adapter that counts nothing"),
         ),
         (
-            "--control-vector --control-vector-scaled",
-            _Flag("control vectors are not applied; leave it out", "value"),
+            "--control-vector --control-vector-scaled --control-vector-layer-range",
+            Flag("control vectors are not applied; leave it out", "value"),
         ),
-        ("-mm --mmproj -mmu --mmproj-url", _Flag("models read text alone; leave it out", "value")),
-        ("--media-path", _Flag("models read text alone", "value", idle=None)),
+        (
+            "-mm --mmproj -mmu --mmproj-url --image --audio --video",
+            Flag("models read text alone; leave it out", "value"),
+        ),
+        (
+            "--media-path --image-min-tokens --image-max-tokens -mmdev --mmproj-device",
+            Flag("models read text alone", "value", idle=None),
+        ),
         (
             "--no-mmproj --mmproj-auto --no-mmproj-auto --mmproj-offload --no-mmproj-offload",
-            _Flag("models read text alone", idle=None),
+            Flag("models read text alone", idle=None),
         ),
-        ("--prompt-cache", _Flag("", "value", "--session")),
-        ("--prompt-cache-ro", _Flag("", "", "--session-read-only")),
+        ("--prompt-cache", Flag("", "value", "--session")),
+        ("--prompt-cache-ro", Flag("", "", "--session-read-only")),
+        ("--prompt-cache-all", Flag("--session keeps answers too", idle=None)),
+        ("-hft --hf-token", Flag("set the variable HF_TOKEN", "value")),
+        (
+            "-gan --grp-attn-n -gaw --grp-attn-w",
+            Flag("longer contexts are by --rope-scaling yarn", "value"),
+        ),
+        ("--chunks", Flag("it is for 'edgeh2o perplexity'", "value", "--windows")),
+        ("--ppl-stride", Flag("windows follow each other; leave it out", "value", idle=("0",))),
+        (
+            "--hellaswag --winogrande --multiple-choice",
+            Flag("lm-eval asks such questions of 'edgeh2o serve'"),
+        ),
+        ("--kl-divergence", Flag("sparse attention is always compared with dense", idle=None)),
+        (
+            "--kl-divergence-base --save-all-logits",
+            Flag("sparse attention is compared with dense in one run; leave it out", "value"),
+        ),
+        ("-pg", Flag("-n N with -d N times tokens after a prompt", "value")),
+        ("--delay", Flag("runs follow each other", "value", idle=None)),
+        ("-oe --output-err", Flag("results go to stdout", "value", idle=("none",))),
     )
     for name in names.split()
 }

@@ -83,4 +83,7 @@ def _similar(word: str, names: dict[str, list[str]], known: Collection[str]) -> 
     for name, others in names.items():
         if word in (name, *others):
             return name if name in known else ""
-    return next(iter(get_close_matches(word, known, n=1)), "")
+    bare = {each.strip("-"): each for each in known}  # dashes are no likeness
+    word = word.strip("-")
+    similar = get_close_matches(word, bare, n=1) or [each for each in bare if each.startswith(word)]
+    return bare[similar[0]] if similar else ""

@@ -177,6 +177,9 @@ def test_flags_of_llama_cpp_without_effect_are_named(words: str) -> None:
         *("--no-slots", "-no-kvu", "-fit off", "-ctxcp 8", "--no-cache-idle-slots", "-cram -1"),
         *("--sleep-idle-seconds 60", "--spec-type draft-simple", "--spec-draft-n-min 2"),
         *("--prefill-assistant", "--no-mmproj", "--log-colors off", "-bs", "--no-cache-prompt"),
+        *("--display-prompt", "--no-show-timings", "-ptc 8", "-if", "-mli", "--prompt-cache-all"),
+        *("-lzm on", "-ncffn 4", "--image-max-tokens 64", "--kl-divergence", "-fitp on"),
+        *("--spec-draft-prio 2", "--reasoning-budget-message end", "--kv-unified-per-slot 64"),
     ],
 )
 def test_flags_of_newer_commands_without_effect_are_named(words: str) -> None:
@@ -213,6 +216,9 @@ def test_flags_of_newer_commands_become_ours() -> None:
     args, warned = _parse("--ctx_size", "64", "--top_k=3", "--cache_ram", "2", verb="serve")
     assert (read_config(args, RuntimeConfig).context_size, warned) == (64, [])
     assert (read_config(args, SamplingParams).top_k, args.prefix_cache_ram) == (3, 2 * 2**20)
+    assert _parse("--mtp", "--log-verbose")[0].draft == "mtp"
+    assert _parse("--chunks", "4", "-f", "x", verb="perplexity")[0].windows == 4
+    assert _parse("-f", "x", verb="calibrate")[0].text == ["x"]
     assert _parse("-cnv", verb="chat")[1] == [
         "-cnv has no effect: 'edgeh2o chat' is a conversation"
     ]
@@ -226,6 +232,16 @@ def test_flags_of_newer_commands_become_ours() -> None:
         ("-cram 100", "--prefix-cache-ram"),
         ("--list-devices", "'edgeh2o doctor'"),
         ("--control-vector v.gguf", "leave it out"),
+        ("--port 80", "it is for 'edgeh2o serve'; leave it out"),
+        ("-np 4", "it is for 'edgeh2o serve'; leave it out"),
+        ("--image cat.png", "models read text alone; leave it out"),
+        ("-sysf system.txt", 'write --system "$(cat FILE)"'),
+        ("--rpc 10.0.0.1:50052", "a model runs on one machine"),
+        ("-hft hf_x", "set the variable HF_TOKEN"),
+        ("-dr ai/smollm2", "'edgeh2o pull org/name:FILE'"),
+        ("-o answer.txt", "answers go to stdout; write > FILE"),
+        ("--chunks 4", "it is for 'edgeh2o perplexity'"),
+        ("--eagle3", "--draft mtp"),
         ("--mmproj p.gguf", "models read text alone; leave it out"),
         ("--embedding", "leave it out, or use another server for vectors"),
         ("--tools all", "tools are run by clients; leave it out"),
@@ -234,7 +250,7 @@ def test_flags_of_newer_commands_become_ours() -> None:
     ],
 )
 def test_flags_of_newer_commands_are_refused_with_the_cure(words: str, part: str) -> None:
-    with pytest.raises(UsageError, match=f"^{words}: .*{part}"):
+    with pytest.raises(UsageError, match=f"^{words}: .*{re.escape(part)}"):
         _parse(*words.split())
 
 
