@@ -17,6 +17,8 @@ if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, _cores[_worker % len(_cores) :: _n_workers])
 # So would those of NumPy, which reads this at import and spins: a third of the time of tests/ops.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# onnxruntime, which some tests import by themselves, sends nothing.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 from edgeh2o import _core
 from edgeh2o.attention import kept_profiles

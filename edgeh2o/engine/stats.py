@@ -84,7 +84,11 @@ class GenerationStats:
     def format_table(self) -> str:
         """A few aligned lines for a terminal, without a final newline."""
         attention = describe_settings(self.attention)
-        prefill = _format_rate(self.prompt_tokens - self.cached_tokens, self.prefill_tps)
+        n_new = self.prompt_tokens - self.cached_tokens
+        prefill = _format_rate(n_new, self.prefill_tps)
+        if self.ttft_s is None:  # interrupted
+            n_read = round((self.prefill_tps or 0) * self.prefill_s)
+            prefill = f"{n_read:,} of {prefill}"
         if self.cached_tokens:
             prefill += f" ({self.cached_tokens:,} more from the cache)"
         pairs = f"{self.pairs_computed:,} of {self.pairs_dense:,} dense"

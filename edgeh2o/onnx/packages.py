@@ -6,6 +6,7 @@ the limit of the address space has no room for it.
 
 from __future__ import annotations
 
+import os
 import re
 
 from ..errors import EdgeH2OError, ResourceError, UsageError, is_shortage
@@ -29,6 +30,9 @@ def explain_import(error: Exception) -> EdgeH2OError:
         "pip install 'edgeh2o[onnx]'"
     )
 
+
+# Newer wheels would send Microsoft what is run and keep an id of the machine. Who sets it, decides.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 try:
     import onnxruntime

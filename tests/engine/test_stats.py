@@ -72,10 +72,14 @@ def test_table_of_a_run_that_was_stopped_early() -> None:
     lines = early.format_table().splitlines()
     assert lines[1:5] == [
         "first token  -",
-        "prefill      4,500 tokens, -",
+        "prefill      0 of 4,500 tokens, -",
         "decode       31 tokens, -",
         "pairs        0 of 0 dense",
     ]
+    half = replace(early, prefill_tps=512.0, prefill_s=4.0)
+    assert half.format_table().splitlines()[2] == (
+        "prefill      2,048 of 4,500 tokens, 512.0 tokens/s"
+    )
 
 
 def test_plain_values_survive_json() -> None:

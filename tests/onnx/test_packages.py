@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ from edgeh2o.onnx import packages
 from tests.onnx.conftest import OnnxModelFactory
 from tests.onnx.editing import SMALL
 from tests.tiny_models import TinyModelFactory
+
+_TELEMETRY = "ORT_DISABLE_TELEMETRY"
 
 
 @pytest.mark.parametrize("version", ["1.19.2", "1.22.1"])
@@ -35,6 +38,22 @@ def test_newer_onnxruntime_is_taken(version: str, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(onnxruntime, "__version__", version)
     packages.require_runtime()
+
+
+def test_nothing_is_sent_of_what_is_run(tmp_path: Path) -> None:
+    """Wheels of onnxruntime that would leave an id in the folder of temporary files."""
+    variables = {name: value for name, value in os.environ.items() if name != _TELEMETRY}
+    script = f"import edgeh2o.onnx.packages, os; print(os.environ[{_TELEMETRY!r}])"
+    for given, expected in (({}, "1"), ({_TELEMETRY: "0"}, "0")):
+        result = subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=variables | {"TMPDIR": str(tmp_path)} | given,
+        )
+        assert result.stdout == f"{expected}\n"
+        assert given or list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxruntime"])
