@@ -78,7 +78,13 @@ def execute(args: argparse.Namespace) -> int:
         check_writable(args.folder / name, "--folder", makes_folders=True)
     warn_of_overridden(args, options.attention, grid)
     report = evaluate_windows(
-        options, evaluate_ablation, text, grid=grid, windows=args.windows, skip=args.skip
+        options,
+        evaluate_ablation,
+        text,
+        warns_of_chunks="chunk_size" not in grid,
+        grid=grid,
+        windows=args.windows,
+        skip=args.skip,
     )
     print_results(args.output, report)
     make_folder(args.folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -17,6 +18,8 @@ from .model_options import (
 from .prompt import read_text
 
 OUTPUTS = ("text", "csv", "json")
+# What a chunk reads of the past is chosen by these, and by others for single tokens.
+_BY_CHUNKS = ("h2o", "headwise")
 Value = TypeVar("Value")
 Result = TypeVar("Result")
 
@@ -129,14 +132,31 @@ def list_of(parse: Callable[[str], Value]) -> Callable[[str], tuple[Value, ...]]
 
 
 def evaluate_windows(
-    options: ModelOptions, evaluate: Callable[..., Result], text: str | None, **settings: Any
+    options: ModelOptions,
+    evaluate: Callable[..., Result],
+    text: str | None,
+    *,
+    warns_of_chunks: bool = True,
+    **settings: Any,
 ) -> Result:
-    """What ``evaluate(llm, text, context_size=..., on_progress=..., **settings)`` gives."""
+    """What ``evaluate(llm, text, context_size=..., on_progress=..., **settings)`` gives.
+
+    Warns of windows that are a chunk each, of which nothing is left out, if ``warns_of_chunks``.
+    """
     from ..evaluation.windows import choose_window_size
 
     with open_model(options) as (llm, bars):
         context_size = choose_window_size(llm, options.runtime.context_size)
-        return evaluate(llm, text, context_size=context_size, on_progress=bars, **settings)
+        result = evaluate(llm, text, context_size=context_size, on_progress=bars, **settings)
+        is_by_chunks = llm.attention.algorithm in _BY_CHUNKS
+        if context_size <= llm.chunk_size and warns_of_chunks and is_by_chunks:
+            warnings.warn(
+                f"a window of {context_size} tokens is one chunk (-ub {llm.chunk_size}), which "
+                "reads all of itself: nothing is left out; use larger windows (--ctx) or smaller "
+                "chunks",
+                stacklevel=1,
+            )
+        return result
 
 
 def print_results(output: str, report: Report) -> None:

@@ -59,6 +59,7 @@ def execute(args: argparse.Namespace) -> int:
         options,
         visualize_attention_patterns,
         text,
+        warns_of_chunks=False,  # they are refused
         folder=args.folder,
         layers=args.layers,
         on_report=partial(print_results, args.output),

@@ -51,7 +51,11 @@ def execute(args: argparse.Namespace) -> int:
         )
     else:
         report = evaluate_windows(
-            options, partial(_decode, args.decode), text, windows=args.windows
+            options,
+            partial(_decode, args.decode),
+            text,
+            warns_of_chunks=False,  # tokens are decoded one by one
+            windows=args.windows,
         )
     print_results(args.output, report)
     return 0

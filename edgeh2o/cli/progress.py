@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
 
 LINE_INTERVAL_S = 10.0
+_LEAST_COLUMNS = 64  # of a terminal with a bar: it would take several lines of a narrower one
 _TITLES = {
     "load": "Loading the model",
     "prefill": "Reading the prompt",
@@ -68,18 +69,17 @@ class ProgressBars:
             TimeRemainingColumn,
         )
 
+        console = Console(stderr=True)
         counts: tuple[ProgressColumn, ...] = (MofNCompleteColumn(), _rate_column())
         if stage in _IN_BYTES:
             counts = (DownloadColumn(),)
         elif stage in _SEARCHES:
             counts = (TaskProgressColumn(),)
+        columns: tuple[ProgressColumn, ...] = (BarColumn(), *counts, TimeRemainingColumn())
+        if console.width < _LEAST_COLUMNS:
+            columns = (TaskProgressColumn(),)
         self._bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            *counts,
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
+            TextColumn("{task.description}"), *columns, console=console, transient=True
         )
         self._bars.start()
         self._task = self._bars.add_task(_TITLES[stage], total=total)

@@ -33,6 +33,23 @@ def test_text_has_a_row_per_range(
     assert ranges == ["tokens", "-" * 11, "all", "after 16", "second half"]
 
 
+@pytest.mark.parametrize(
+    ("options", "is_told"),
+    [
+        (["-b", "96", "-ub", "96"], True),
+        (["-b", "96", "-ub", "48"], False),
+    ],
+)
+def test_windows_of_one_chunk_are_told(
+    model: str, text: str, capsys: pytest.CaptureFixture[str], options: list[str], is_told: bool
+) -> None:
+    """The table said that nothing was lost, and nothing had been left out."""
+    words = ["perplexity", model, "-f", text, "--ctx", "96", "--windows", "1", *ATTENTION]
+    assert main([*words, *options]) == 0
+    warning = "a window of 96 tokens is one chunk (-ub 96), which reads all of itself"
+    assert (warning in capsys.readouterr().err) == is_told
+
+
 def test_csv_and_json_agree(model: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(model, text, "-o", "csv") == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -169,6 +170,25 @@ def test_progress_bar_is_for_terminals_only(
     assert "Reading the prompt" in captured.err
     assert "tokens/s" in captured.err
     assert "Reading" not in captured.out
+
+
+def test_progress_takes_one_line_of_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 40 columns a bar was cut to "15/..." and took two lines, which moved what was above."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    bars = progress.ProgressBars(is_shown=True)
+    for done in (0, 1500, 3647):
+        bars("prefill", done, 3647)
+    bars.close()
+    shown = [
+        line.strip()
+        for line in re.split(r"\x1b\[[^A-Za-z]*[A-Za-z]|[\r\n]", capsys.readouterr().err)
+    ]
+    lines = [line for line in shown if line]
+    assert lines and all(re.fullmatch(r"Reading the prompt +\d+%", line) for line in lines), lines
 
 
 @pytest.mark.parametrize(
