@@ -23,7 +23,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", default="smollm2-135m", metavar="MODEL")
     options = parser.parse_args(arguments)
     session = Path(f"{options.document}.session")
-    document = options.document.read_text(encoding="utf-8")
+    try:
+        document = options.document.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        parser.error(f"{options.document} cannot be read: {error}")
     # The document comes first and the question last: what stands before it is read once.
     messages = [{"role": "user", "content": f"{document}\n\n{options.question}"}]
     sampling = SamplingParams(temperature=0, repeat_penalty=1.1, max_tokens=200)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from edgeh2o import LLM, Message, SamplingParams
+from edgeh2o import LLM, EdgeH2OError, Message, SamplingParams
 
 
 def answer(llm: LLM, messages: list[Message], sampling: SamplingParams) -> str:
@@ -32,11 +32,15 @@ def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     messages: list[Message] = [{"role": "system", "content": "Answer in one sentence."}]
     sampling = SamplingParams(temperature=0.7, max_tokens=100)
-    with LLM(given[0] if given else "smollm2-135m", context_size=8192) as llm:
-        for line in iter(lambda: sys.stdin.readline().strip(), ""):
-            messages.append({"role": "user", "content": line})
-            text = answer(llm, messages, sampling)
-            messages.append({"role": "assistant", "content": text})
+    try:
+        with LLM(given[0] if given else "smollm2-135m", context_size=8192) as llm:
+            for line in iter(lambda: sys.stdin.readline().strip(), ""):
+                messages.append({"role": "user", "content": line})
+                text = answer(llm, messages, sampling)
+                messages.append({"role": "assistant", "content": text})
+    except EdgeH2OError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
     return 0
 
 

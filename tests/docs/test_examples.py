@@ -80,6 +80,25 @@ def test_a_client_asks_twice_about_a_document(tiny_model: TinyModelFactory, tmp_
     assert kept[0] == 0 and kept[1] > 1600
 
 
+def test_what_cannot_be_had_takes_one_line(tmp_path: Path) -> None:
+    """These ended with a traceback."""
+    missing, document = str(tmp_path / "none.txt"), tmp_path / "document.txt"
+    document.write_text(DOCUMENT)
+    for arguments, code, part in (
+        (("ask_document.py", missing, "Who?"), 2, "none.txt cannot be read"),
+        (("server_client.py", missing, "Who?"), 2, "none.txt cannot be read"),
+        (
+            ("server_client.py", str(document), "Who?", "--url", "http://127.0.0.1:9/v1"),
+            1,
+            "nobody answers at http://127.0.0.1:9/v1; start 'edgeh2o serve'",
+        ),
+        (("chat.py", str(tmp_path / "none.gguf")), 1, "none.gguf: no such file"),
+    ):
+        result = _run(*arguments)
+        assert (result.returncode, result.stdout) == (code, "")
+        assert part in result.stderr.splitlines()[-1]
+
+
 def test_the_attention_core_alone() -> None:
     result = _run("attention_core.py")
     assert result.returncode == 0, result.stderr
