@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..sampling_config import SamplingParams
-from .chat_options import add_template_options, leaving_on_signals, read_template
+from .chat_options import add_template_options, read_template
+from .leaving import leaving_on_signals
 from .model_options import (
     ModelOptions,
     add_model_argument,

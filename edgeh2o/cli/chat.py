@@ -17,10 +17,10 @@ from .chat_options import (
     add_session_options,
     begin_messages,
     find_session,
-    leaving_on_signals,
     read_template,
     save_session,
 )
+from .leaving import leaving_on_signals
 from .model_options import (
     add_draft_option,
     add_model_argument,

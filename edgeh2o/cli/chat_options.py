@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,28 +153,3 @@ def save_session(llm: LLM, args: argparse.Namespace, extra: dict[str, Any]) -> N
         return
     if llm.has_open_prompt or any(extra.values()) or (extra and Path(args.session).exists()):
         llm.save_session(args.session, extra=extra)
-
-
-@contextmanager
-def leaving_on_signals() -> Iterator[None]:
-    """SIGTERM, and the SIGHUP of a terminal that is closed, exit from the block in good order.
-
-    Python lets only the main thread set handlers.
-    """
-
-    def leave(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    is_main = threading.current_thread() is threading.main_thread()
-    numbers = [
-        number
-        for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
-        if is_main and signal.getsignal(number) == signal.SIG_DFL  # nohup ignores SIGHUP
-    ]
-    try:
-        for number in numbers:
-            signal.signal(number, leave)
-        yield
-    finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)

@@ -33,11 +33,13 @@ def execute(args: argparse.Namespace) -> int:
     """Writes the folder and says what is in it; returns the exit code."""
     from ..export.onnx import describe_report, export_model
     from ..formats.model_cache import resolve_model
+    from .leaving import leaving_on_signals
     from .model_options import print_note, show_warnings
 
     show_warnings()
     path = resolve_model(args.model, on_message=print_note)
-    report = export_model(path, args.folder, last_logits_only=args.last_logits_only)
+    with leaving_on_signals():
+        report = export_model(path, args.folder, last_logits_only=args.last_logits_only)
     print_note(describe_report(report))
     print(args.folder)
     return 0

@@ -30,6 +30,7 @@ def execute(args: argparse.Namespace) -> int:
     """Fetches the model unless it is there, and prints where it lies."""
     from ..formats.known_models import KNOWN_MODELS
     from ..formats.model_cache import is_local_model, pull
+    from .leaving import leaving_on_signals
     from .model_options import print_note
 
     if not args.name:
@@ -40,5 +41,7 @@ def execute(args: argparse.Namespace) -> int:
         print_note(f"{printable(args.name)} is on this machine already")
         print(args.name)
     else:
-        print(pull(args.name, on_message=print_note))
+        with leaving_on_signals():
+            path = pull(args.name, on_message=print_note)
+        print(path)
     return 0

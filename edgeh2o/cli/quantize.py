@@ -41,6 +41,7 @@ def execute(args: argparse.Namespace) -> int:
     from ..export.gguf import quantize_model
     from ..formats.atomic_file import check_writable
     from ..formats.model_cache import resolve_model
+    from .leaving import leaving_on_signals
     from .model_options import print_note, show_warnings
     from .progress import progress_on_stderr
 
@@ -49,13 +50,14 @@ def execute(args: argparse.Namespace) -> int:
     source = resolve_model(args.model, on_message=None if args.quiet else print_note)
     bars = progress_on_stderr(quiet=args.quiet)
     try:
-        report = quantize_model(
-            source,
-            args.output,
-            type_name,
-            allow_requantize=args.allow_requantize,
-            on_bytes=lambda done, total: bars("quantise", done, total),
-        )
+        with leaving_on_signals():
+            report = quantize_model(
+                source,
+                args.output,
+                type_name,
+                allow_requantize=args.allow_requantize,
+                on_bytes=lambda done, total: bars("quantise", done, total),
+            )
     finally:
         bars.close()
     print_report(report, as_json=args.json)

@@ -16,10 +16,10 @@ from .chat_options import (
     add_session_options,
     begin_messages,
     find_session,
-    leaving_on_signals,
     read_template,
     save_session,
 )
+from .leaving import leaving_on_signals
 from .memory_options import add_memory_profile_option, watch_memory, write_memory_profile
 from .model_options import (
     add_draft_option,

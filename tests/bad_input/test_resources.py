@@ -269,6 +269,45 @@ def test_ctrl_c_ends_a_stage_and_a_second_run_works(
     assert main(["run", model, *OPTIONS, "--quiet"]) == 0
 
 
+# A signal when a file is written and has not its name yet.
+ENDED_WHILE_IT_WRITES = """
+import os, signal, sys, time
+
+number = int(sys.argv.pop())
+
+def fsync(descriptor):
+    signal.raise_signal(number)
+    time.sleep(60)
+
+os.fsync = fsync
+from edgeh2o.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("command", [["quantize", "out.gguf", "q8_0"], ["export-onnx", "folder"]])
+def test_what_is_written_vanishes_when_a_terminal_is_closed(
+    model: str, tmp_path: Path, command: list[str], number: int
+) -> None:
+    """A hidden file of the model's size stayed."""
+    words = [command[0], model, *command[1:]]
+    if command[0] == "quantize":
+        words.append("--allow-requantize")
+    result = subprocess.run(
+        [sys.executable, "-c", ENDED_WHILE_IT_WRITES, *words, str(int(number))],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+    )
+    assert (result.returncode, result.stdout) == (128 + number, "")
+    assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_one_cpu(model: str) -> None:
     cpu = min(os.sched_getaffinity(0))
     command = [sys.executable, "-m", "edgeh2o", "run", model, *OPTIONS, "--json"]
