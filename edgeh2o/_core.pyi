@@ -75,6 +75,8 @@ class DecoderConfig:
         reads_hidden: bool = False,
         n_guessed: int = 0,
         n_positions: int = 0,
+        passes: abc.Sequence[int] = ...,
+        norms_passes: bool = False,
     ) -> None: ...
 
 class Model:

@@ -96,7 +96,8 @@ class Xielu:
 class LayerConfig:
     """What a layer has of its own.
 
-    ``window`` counts the positions that a query sees, its own included; 0: all. ``ffn_dim`` is the
+    ``window`` counts the positions that a query sees, its own included; 0: all. If it
+    ``is_chunked``, those are what lies behind the last multiple of it. ``ffn_dim`` is the
     width of the feed-forward network, or of each expert. ``has_rope`` is false for layers without
     positions. A ``head_dim`` of 0 is that of the model. Keys and values are the layer's own, or
     those of ``kv_distance`` layers before it. A layer whose ``mixer`` is "short_conv" has no heads:
@@ -127,6 +128,7 @@ class LayerConfig:
     n_kv_heads: int
     ffn_dim: int
     window: int = 0
+    is_chunked: bool = False
     has_rope: bool = True
     head_dim: int = 0
     kv_distance: int = 0
@@ -184,6 +186,15 @@ class LatentHeads:
         return self.nope_dim + self.rope_dim
 
 
+def own_layers(layers: tuple[LayerConfig, ...], passes: tuple[int, ...]) -> tuple[LayerConfig, ...]:
+    """Of the layers of all passes (see ``DecoderConfig``) those of every stack, once."""
+    if not passes:
+        return layers
+    n = len(layers) // len(passes)
+    firsts = [n * passes.index(stack) for stack in range(max(passes) + 1)]
+    return tuple(layer for first in firsts for layer in layers[first : first + n])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig(ModelConfig):
     """Shape and constants of a decoder that the core runs, as read from a model file.
@@ -205,20 +216,22 @@ class DecoderConfig(ModelConfig):
     queries and keys have no weights, heads of queries and the outputs of both branches have a
     factor each, and a multiple of the embedding is added behind every layer. ``qk_norm`` normalises
     queries and keys: of each "head", of the whole "projection", or "none"; before the rotary
-    embedding or after
-    it. With experts, every token goes through ``n_experts_used`` of ``n_experts`` feed-forward
-    networks, whose shares may add up to 1 (``normalises_experts``) and are multiplied by
-    ``expert_scale``, and through a shared one of width ``shared_ffn_dim``, 0 for none, weighted by
-    a gate if it has one; the sum of all is multiplied by ``experts_scale``. With
+    embedding or after it; with ``norms_rotated`` heads are normed, without weights, in layers that
+    have one. With experts, every token goes through ``n_experts_used`` of ``n_experts``
+    feed-forward networks, whose shares may add up to 1 (``normalises_experts``) and are multiplied
+    by ``expert_scale``, and through a shared one of width ``shared_ffn_dim``, 0 for none, weighted
+    by a gate if it has one; the sum of all is multiplied by ``experts_scale``. With
     ``has_expert_norms`` the router, the experts and the shared one have norms of their own; a
-    router that ``routes_by_input`` reads what the layer gets, before its mixer, without a norm. The
-    experts of a token are of ``n_expert_groups_used`` of ``n_expert_groups`` groups of neighbours.
-    ``expert_gate`` makes shares of a router's logits, "softmax" or "sigmoid"; with
+    router that ``routes_by_input`` reads what the layer gets, before its mixer, without a norm;
+    with ``scales_expert_inputs`` shares are factors of the experts' inputs, not of their outputs.
+    The experts of a token are of ``n_expert_groups_used`` of ``n_expert_groups`` groups of
+    neighbours. ``expert_gate`` makes shares of a router's logits, "softmax" or "sigmoid"; with
     ``has_expert_bias`` numbers count in the choice of experts alone. A query at position p is
-    multiplied by ``1 + temperature_scale * ln(1 + floor(p / temperature_period))``; a period of 0
-    is none, and so is a ``logit_soft_cap`` of 0. ``norms_values`` norms heads of values without
-    weights; ``has_sinks`` adds a logit without a value to every head's softmax. A layer's input per
-    token, if its width ``token_input_dim`` is not 0, has a table loaded in parts of
+    multiplied by ``1 + temperature_scale * ln(1 + floor((p + temperature_offset) /
+    temperature_period))``, in layers without a rotary embedding only if it ``grows_unrotated``; a
+    period of 0 is none, and so is a ``logit_soft_cap`` of 0. ``norms_values`` norms heads of values
+    without weights; ``has_sinks`` adds a logit without a value to every head's softmax. A layer's
+    input per token, if its width ``token_input_dim`` is not 0, has a table loaded in parts of
     ``token_input_rows`` tokens. What attention gives is multiplied by the ``output_gate``: sigmoids
     of a second half of the query projection ("of_queries") or of a matrix of its own
     ("per_output"), or a number "per_head" of such a matrix, of which ``head_gate`` is the function,
@@ -230,7 +243,10 @@ class DecoderConfig(ModelConfig):
     tokens ahead: beside a token it reads what the logits of the token before were made of, and it
     has logits of the first ``n_guessed`` tokens, 0 for all. Low-rank updates of a matrix (LoRA)
     have a rank of ``update_rank`` together at the most, and count by the ``adapter_scales`` of
-    their adapters where a session says nothing else.
+    their adapters where a session says nothing else. ``passes`` are the stacks of layers in the
+    order that they are gone through: passes in that one stack recurs have its weights, but keys and
+    values of their own, and ``layers`` has those of all passes; empty: one stack, once. With
+    ``norms_passes`` the residual stream is normed between them, as logits are made of it.
     """
 
     layers: tuple[LayerConfig, ...]
@@ -245,6 +261,7 @@ class DecoderConfig(ModelConfig):
     has_shared_gate: bool = False
     has_expert_norms: bool = False
     routes_by_input: bool = False
+    scales_expert_inputs: bool = False
     expert_gate: str = "softmax"
     expert_scale: float = 1.0
     experts_scale: float = 1.0
@@ -271,8 +288,11 @@ class DecoderConfig(ModelConfig):
     has_head_gains: bool = False
     qk_norm: str = "none"
     qk_norm_after_rope: bool = False
+    norms_rotated: bool = False
     temperature_scale: float = 0.0
     temperature_period: int = 0
+    temperature_offset: int = 0
+    grows_unrotated: bool = False
     has_sinks: bool = False
     norms_values: bool = False
     output_gate: str = "none"
@@ -293,6 +313,20 @@ class DecoderConfig(ModelConfig):
     latent: LatentHeads | None = None
     reads_hidden: bool = False
     n_guessed: int = 0
+    passes: tuple[int, ...] = ()
+    norms_passes: bool = False
+
+    @property
+    def own_layers(self) -> tuple[LayerConfig, ...]:
+        """Those that have weights of their own, of which the file has as many."""
+        return own_layers(self.layers, self.passes)
+
+    def own_layer(self, layer: int) -> int:
+        """Which of these a layer has the weights of."""
+        if not self.passes:
+            return layer
+        number, place = divmod(layer, len(self.layers) // len(self.passes))
+        return self.passes[number] * (len(self.layers) // len(self.passes)) + place
 
     @property
     def has_like_layers(self) -> bool:

@@ -22,11 +22,19 @@ SCALES: Mapping[str, float] = {"logit_scale": 4.0, "residual_scale": 0.4, "embed
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(),
+    "llama4": Family(has_experts=True, has_equal_shared=True),
     "deepseek2": Family(
         is_latent=True,
         has_experts=True,
         has_expert_bias=True,
         keys={"rope.scaling.yarn_log_multiplier": 0.08},
+    ),
+    "mistral4": Family(
+        is_latent=True,
+        has_experts=True,
+        has_expert_bias=True,
+        has_temperature_length=True,
+        keys={"rope.scaling.yarn_log_multiplier": 0.1, "attention.temperature_scale": 0.3},
     ),
     "deepseek32": Family(
         is_latent=True,
@@ -64,7 +72,7 @@ FAMILIES: Mapping[str, Family] = {
     "spark2_5": Family(output_gate="per_head", has_window_pattern=True),
     "apertus": Family(qk_norm="head", is_ungated=True, has_xielu=True),
     "arcee": Family(is_ungated=True),
-    "nanbeige": Family(),
+    "nanbeige": Family(has_loops=True),
     "command-r": COHERE2,
     "cohere2": COHERE2,
     "cohere2moe": replace(COHERE2, has_experts=True, has_dense_layers=True, has_expert_scales=True),
@@ -158,6 +166,7 @@ FAMILIES: Mapping[str, Family] = {
     "hunyuan-moe": Family(qk_norm="head", has_experts=True, has_shared_width=True),
     "maincoder": Family(qk_norm="head"),
     "mamba": Family(has_mamba1=True, has_only_mamba1=True),
+    "mamba2": Family(mamba2="only"),
     "maple": Family(
         qk_norm="head", has_experts=True, has_window_pattern=True, has_gate_limits=True
     ),

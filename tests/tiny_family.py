@@ -34,8 +34,8 @@ class Family:
         has_row_decays: every other layer has a delta net whose rows decay by themselves.
         has_decay_vectors: they do so by vectors as long as a head, without a bound.
         mamba2: layers have Mamba-2: "other" than those with KV heads, by default every other one;
-            "beside" attention; or "single", by turns with attention and feed-forward networks
-            without a gate, of which a layer has one.
+            "beside" attention; "single", by turns with attention and feed-forward networks
+            without a gate, of which a layer has one; or "only", all are that and nothing else.
         has_mamba1: layers without KV heads, by default every other one, have Mamba-1.
         has_only_mamba1: all layers are that and nothing else.
         goes_by_turns: every other layer has experts, the second first, as no key says.
@@ -73,6 +73,9 @@ class Family:
         has_sub_norms: what attention gives, and what the activation, is normed.
         has_head_gains: heads of queries have a factor each, and so have outputs of branches and the
             embedding that is added behind a layer.
+        has_loops: files say how often layers are gone through.
+        has_equal_shared: there is a shared expert as wide as the others.
+        has_temperature_length: files say after how many positions queries grow.
         keys: float metadata after the architecture's name. Scales and caps are far from 1 and
             small enough to show in the logits.
     """
@@ -97,7 +100,7 @@ class Family:
     has_grouped_heads: bool = False
     has_row_decays: bool = False
     has_decay_vectors: bool = False
-    mamba2: Literal["other", "beside", "single"] | None = None
+    mamba2: Literal["other", "beside", "single", "only"] | None = None
     has_mamba1: bool = False
     has_only_mamba1: bool = False
     goes_by_turns: bool = False
@@ -134,6 +137,9 @@ class Family:
     has_joint_width: bool = False
     has_sub_norms: bool = False
     has_head_gains: bool = False
+    has_loops: bool = False
+    has_temperature_length: bool = False
+    has_equal_shared: bool = False
     keys: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -142,9 +148,14 @@ class Family:
         return (self.has_dense_layers or self.has_expert_bias) and not self.has_only_experts
 
     @property
+    def has_only_mamba(self) -> bool:
+        """Whether no layer attends."""
+        return self.has_only_mamba1 or self.mamba2 == "only"
+
+    @property
     def is_hybrid(self) -> bool:
         """Whether the first layer does not attend, but the second does."""
-        has_mamba = self.has_mamba1 or self.mamba2 in ("other", "single")
+        has_mamba = self.has_mamba1 or self.mamba2 in ("other", "single", "only")
         has_delta_net = self.has_delta_net or self.has_row_decays
         return self.has_short_conv or has_delta_net or has_mamba
 

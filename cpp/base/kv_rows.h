@@ -47,6 +47,13 @@ struct LayerKv {
   KvRows k(size_t kv_head) const {
     return {k_head0.type, k_head0.row(kv_head * n_positions), k_head0.head_dim};
   }
+  // What lies from a position on, as if it were the first.
+  LayerKv from(size_t position) const {
+    LayerKv rest = *this;
+    rest.k_head0.data = k_head0.row(position);
+    rest.v_head0.data = v_head0.row(position);
+    return rest;
+  }
   KvRows v(size_t kv_head) const {
     return {v_head0.type, v_head0.row(kv_head * n_positions), v_head0.head_dim};
   }

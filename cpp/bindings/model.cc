@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <map>
 
 #include "base/check.h"
@@ -94,15 +95,18 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("index_key_dim", layer.heads.index.key_dim);
   reader.read("index_top_k", layer.heads.index.top_k);
   reader.read("window", layer.window);
+  reader.read("is_chunked", layer.is_chunked);
   reader.read("rope", layer.rope);
   reader.read_choice("qk_norm", layer.qk_norm,
                      {{"none", QkNorm::kNone}, {"head", QkNorm::kHead}, {"projection", QkNorm::kProjection}});
   reader.read("qk_norm_after_rope", layer.qk_norm_after_rope);
+  reader.read("has_plain_qk_norm", layer.has_plain_qk_norm);
   reader.read("has_sinks", layer.has_sinks);
   reader.read("norms_values", layer.norms_values);
   reader.read("has_head_gains", layer.has_head_gains);
   reader.read("has_large_keys", layer.heads.has_large_keys);
   reader.read("temperature_scale", layer.temperature_scale);
+  reader.read("temperature_offset", layer.temperature_offset);
   reader.read("temperature_period", layer.temperature_period);
   reader.read_choice("output_gate", layer.output_gate,
                      {{"none", OutputGate::kNone},
@@ -161,6 +165,7 @@ LayerSpec make_layer(const py::dict& fields) {
                      {{"softmax", ExpertGate::kSoftmax}, {"sigmoid", ExpertGate::kSigmoid}});
   reader.read("has_expert_bias", layer.has_expert_bias);
   reader.read("routes_by_input", layer.routes_by_input);
+  reader.read("scales_expert_inputs", layer.scales_expert_inputs);
   reader.read("shared_ffn_dim", layer.shared_ffn_dim);
   reader.read("has_shared_gate", layer.has_shared_gate);
   reader.read("experts_scale", layer.experts_scale);
@@ -174,6 +179,20 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("has_output_scale", layer.has_output_scale);
   reader.finish();
   return layer;
+}
+
+// The layers of all passes, of those of all stacks.
+std::vector<LayerSpec> layers_of_passes(const std::vector<LayerSpec>& own,
+                                        const std::vector<size_t>& passes) {
+  const size_t last = *std::max_element(passes.begin(), passes.end());
+  EH2O_CHECK(last < own.size() && own.size() % (last + 1) == 0, own.size(), " layers in ", last + 1,
+             " stacks");
+  const size_t n = own.size() / (last + 1);
+  std::vector<LayerSpec> layers;
+  for (const size_t stack : passes) {
+    layers.insert(layers.end(), own.begin() + stack * n, own.begin() + (stack + 1) * n);
+  }
+  return layers;
 }
 
 DecoderConfig make_config(const py::kwargs& fields) {
@@ -191,6 +210,9 @@ DecoderConfig make_config(const py::kwargs& fields) {
   reader.read("layers", layers);
   for (const py::dict& rope : ropes) config.ropes.push_back(make_rope(rope));
   for (const py::dict& layer : layers) config.layers.push_back(make_layer(layer));
+  reader.read("passes", config.passes);
+  reader.read("norms_passes", config.norms_passes);
+  if (!config.passes.empty()) config.layers = layers_of_passes(config.layers, config.passes);
   reader.read("embedding_scale", config.embedding_scale);
   reader.read("norms_embeddings", config.norms_embeddings);
   reader.read("logit_scale", config.logit_scale);

@@ -43,6 +43,9 @@ void check_supported(const DecoderConfig& config) {
   EH2O_CHECK(!config.has_streams, "several residual streams (AltUp) do not run on a GPU yet", cure);
   EH2O_CHECK(!config.norms_embeddings && config.post_norm_eps == 0.0f,
              "normed embeddings and norms with another epsilon do not run on a GPU yet", cure);
+  EH2O_CHECK(config.passes.empty(), "layers that are gone through several times do not run on a GPU yet",
+             cure);
+  size_t n_attending = 0;
   for (const LayerSpec& layer : config.layers) {
     EH2O_CHECK(layer.laurel_rank == 0 && !layer.cuts_gate(),
                "LAuReL and networks whose gate is cut off do not run on a GPU yet", cure);
@@ -58,10 +61,15 @@ void check_supported(const DecoderConfig& config) {
                cure);
     EH2O_CHECK(!layer.has_expert_norms, "experts with norms of their own do not run on a GPU yet", cure);
     EH2O_CHECK(!layer.has_sub_norms, "norms behind attention and activations do not run on a GPU yet", cure);
+    EH2O_CHECK(!layer.is_chunked && !layer.has_plain_qk_norm && !layer.scales_expert_inputs,
+               "windows that begin at fixed positions, norms of heads without weights and scaled inputs of "
+               "experts do not run on a GPU yet",
+               cure);
     EH2O_CHECK(layer.scan.is_none(), "Mamba-1 layers do not run on a GPU yet", cure);
     EH2O_CHECK(!layer.delta.decays_by_row,
                "delta nets whose rows decay by themselves do not run on a GPU yet", cure);
     EH2O_CHECK(!layer.has_head_gains, "gains of heads do not run on a GPU yet", cure);
+    n_attending += layer.attends();
     if (!layer.attends()) continue;
     EH2O_CHECK(!layer.has_gate_matrix(),
                "gates of attention by a matrix of their own do not run on a GPU yet", cure);
@@ -75,6 +83,7 @@ void check_supported(const DecoderConfig& config) {
     EH2O_CHECK(layer.latent.is_none() || layer.temperature_period == 0,
                "latent attention whose queries are scaled by their position does not run on a GPU yet", cure);
   }
+  EH2O_CHECK(n_attending > 0, "models without attention do not run on a GPU yet", cure);
 }
 
 Temperature temperature_of(const DecoderConfig& config) {

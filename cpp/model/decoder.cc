@@ -118,6 +118,7 @@ void Decoder::run_layer(const LayerCall& call, const Observer& observer) const {
     if (call.spec().has_head_gains) add_embedding(call, first, rows);
     const std::vector<float>& scale = call.layer_weights().output_scale;
     if (!scale.empty()) scale_logits(call.table(), rows, scale[0], 0.0f);
+    end_pass(call, rows);
   }
 }
 
@@ -158,6 +159,7 @@ void Decoder::run_layer_together(const LayerCall& call, Span<const Step> steps, 
   });
   const std::vector<float>& scale = call.layer_weights().output_scale;
   if (!scale.empty()) scale_logits(call.table(), x, scale[0], 0.0f);
+  end_pass(call, x);
 }
 
 void Decoder::add_ffn(const LayerCall& call, MatView<float> rows) const {
@@ -171,6 +173,12 @@ void Decoder::add_ffn(const LayerCall& call, MatView<float> rows) const {
     case FfnKind::kNone:
       break;
   }
+}
+
+void Decoder::end_pass(const LayerCall& call, MatView<float> rows) const {
+  if (!config_.norms_passes || !config_.ends_pass(call.layer)) return;
+  const std::vector<float>& weight = weights_.output_norm();
+  rms_norm_groups(call.table(), rows, {weight.data(), weight.size()}, config_.norm_eps);
 }
 
 bool Decoder::goes_together(Span<const Step> steps, size_t n_rows, Workspace& workspace) const {

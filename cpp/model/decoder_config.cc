@@ -1,5 +1,7 @@
 #include "model/decoder_config.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 #include "ops/experts.h"
 
@@ -39,6 +41,9 @@ void check_attention(const DecoderConfig& config, const LayerSpec& layer) {
   if (!layer.latent.is_none()) check_latent(layer, rope);
   EH2O_CHECK(2 * rope.n_pairs() <= layer.heads.key_dim, "rope_inv_freq has ", rope.n_pairs(),
              " entries, more than half of head_dim = ", layer.heads.key_dim);
+  EH2O_CHECK(!layer.is_chunked || layer.window > 0, "chunks of a window that there is not");
+  EH2O_CHECK(!layer.has_plain_qk_norm || (layer.qk_norm == QkNorm::kHead && !layer.has_head_gains),
+             "norms of heads without weights that there are not");
   EH2O_CHECK(
       layer.temperature_scale >= 0.0f && (layer.temperature_scale > 0.0f) == (layer.temperature_period > 0),
       "temperature_scale = ", layer.temperature_scale,
@@ -123,6 +128,8 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
              "gate_limit = ", layer.gate_limit, " of a gate that is not there");
   EH2O_CHECK(!layer.cuts_gate() || (layer.has_gate() && layer.ffn == FfnKind::kGated && layer.ffn_dim > 1),
              "a cutoff of a gate that is not there");
+  EH2O_CHECK(!layer.scales_expert_inputs || (has_experts && !layer.has_expert_norms),
+             "only the inputs of a plain mixture of experts are scaled");
   EH2O_CHECK(!layer.routes_by_input || (has_experts && !layer.has_expert_norms && !config.has_streams),
              "only a plain mixture of experts is chosen by the input of its layer");
   EH2O_CHECK(config.post_norm_eps == 0.0f ||
@@ -139,7 +146,8 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
 std::vector<LayerKeeps> DecoderConfig::keeps() const {
   std::vector<LayerKeeps> result;
   for (const LayerSpec& layer : layers) {
-    result.push_back({layer.heads, layer.recurrence(model_dim), layer.window > 0});
+    const size_t chunk = layer.is_chunked ? layer.window : 0;
+    result.push_back({layer.heads, layer.recurrence(model_dim), layer.window > 0, chunk});
   }
   return result;
 }
@@ -148,6 +156,22 @@ size_t DecoderConfig::n_storing_layers() const {
   size_t n = layers.size();
   while (n > 1 && !layers[n - 1].keeps_tokens()) --n;
   return n;
+}
+
+size_t DecoderConfig::n_own_layers() const {
+  if (passes.empty()) return layers.size();
+  return pass_layers() * (1 + *std::max_element(passes.begin(), passes.end()));
+}
+
+size_t DecoderConfig::own_layer(size_t layer) const {
+  if (passes.empty()) return layer;
+  return pass_layers() * passes[layer / pass_layers()] + layer % pass_layers();
+}
+
+size_t DecoderConfig::first_use(size_t own_layer) const {
+  if (passes.empty()) return own_layer;
+  const auto first = std::find(passes.begin(), passes.end(), own_layer / pass_layers());
+  return pass_layers() * static_cast<size_t>(first - passes.begin()) + own_layer % pass_layers();
 }
 
 void DecoderConfig::check() const {
@@ -165,6 +189,13 @@ void DecoderConfig::check() const {
   EH2O_CHECK(!reads_hidden || (!has_streams && !has_output_bias),
              "a layer that guesses tokens ahead has one "
              "residual stream, and no biases of logits");
+  EH2O_CHECK(passes.empty() || (!has_streams && token_input_dim() == 0 && !reads_hidden && !centres_norms &&
+                                !has_norm_biases),
+             "layers that are gone through several times have one residual stream and RMS norms");
+  for (size_t i = 0; i < n_own_layers(); i += pass_layers()) {
+    EH2O_CHECK(first_use(i) < layers.size(), "no pass goes through the layers from ", i, " on");
+  }
+  EH2O_CHECK(!norms_passes || !passes.empty(), "norms between passes that there are not");
   for (const RopeConfig& rope : ropes) {
     EH2O_CHECK(rope.long_inv_freq.empty() || rope.long_inv_freq.size() == rope.n_pairs(),
                "a table of RoPE frequencies has ", rope.long_inv_freq.size(), " entries, another ",

@@ -48,8 +48,20 @@ struct DecoderConfig {
   // before, and it has logits of the first n_guessed tokens only.
   bool reads_hidden = false;
   size_t n_guessed = 0;  // 0: of all
+  // Which stack of layers is gone through in every pass: passes in that one stack recurs have its weights,
+  // but keys and values of their own, and `layers` has those of all passes. Empty: one stack, once.
+  std::vector<size_t> passes;
+  bool norms_passes = false;  // the residual stream is normed between passes, as logits are made of it
 
   size_t n_layers() const { return layers.size(); }
+  // Layers with weights of their own, which are those of the stacks.
+  size_t n_own_layers() const;
+  size_t pass_layers() const { return passes.empty() ? layers.size() : layers.size() / passes.size(); }
+  // Which of these a layer has the weights of, and the first layer that has them.
+  size_t own_layer(size_t layer) const;
+  size_t first_use(size_t own_layer) const;
+  // Whether a pass ends with the layer, and another one follows.
+  bool ends_pass(size_t layer) const { return layer + 1 < layers.size() && (layer + 1) % pass_layers() == 0; }
   float output_eps() const { return post_norm_eps > 0.0f ? post_norm_eps : norm_eps; }
   size_t n_outputs() const { return n_guessed > 0 ? n_guessed : vocab_size; }  // logits of a token
   const RopeConfig& rope(size_t layer) const { return ropes[layers[layer].rope]; }

@@ -12,6 +12,9 @@ void check_keys(const DecoderConfig& config) {
     EH2O_CHECK(!layer.qk_norm_after_rope || !layer.attends(),
                "this model normalises its keys after their rotation, so that they cannot be moved to other "
                "positions; use --context-full shift");
+    EH2O_CHECK(!layer.is_chunked,
+               "what queries of this model see begins at fixed positions, which tokens cannot be moved over; "
+               "use --context-full shift");
   }
 }
 

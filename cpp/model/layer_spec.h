@@ -62,13 +62,18 @@ struct LayerSpec {
   AttentionHeads heads;
   LatentHeads latent;
   size_t window = 0;  // positions that a query sees, its own included; 0: all
-  size_t rope = 0;    // of DecoderConfig::ropes
+  // Of these, those from the last multiple of the width on: queries of a chunk of so many see that alone.
+  bool is_chunked = false;
+  size_t rope = 0;  // of DecoderConfig::ropes
   QkNorm qk_norm = QkNorm::kNone;
   bool qk_norm_after_rope = false;
-  bool has_sinks = false;     // a logit per head that takes a part of every softmax and has no value
-  bool norms_values = false;  // RMS norm of every head of the values, without weights
-  // A query at position p is multiplied by 1 + temperature_scale * ln(1 + floor(p / temperature_period)).
+  bool has_plain_qk_norm = false;  // of heads: the norm has no weights
+  bool has_sinks = false;          // a logit per head that takes a part of every softmax and has no value
+  bool norms_values = false;       // RMS norm of every head of the values, without weights
+  // A query at position p is multiplied by
+  // 1 + temperature_scale * ln(1 + floor((p + temperature_offset) / temperature_period)).
   float temperature_scale = 0.0f;
+  size_t temperature_offset = 0;
   size_t temperature_period = 0;  // 0: none
 
   float qkv_limit = 0.0f;  // queries, keys and values are clamped to +- this; 0: they are not
@@ -105,7 +110,8 @@ struct LayerSpec {
   // A token's experts are of so many of the groups of neighbours, those whose two best ones are the best.
   size_t n_expert_groups = 1, n_expert_groups_used = 1;
   ExpertGate expert_gate = ExpertGate::kSoftmax;
-  bool has_expert_bias = false;  // numbers that count in the choice of experts, not in their shares
+  bool has_expert_bias = false;       // numbers that count in the choice of experts, not in their shares
+  bool scales_expert_inputs = false;  // an expert's share is a factor of its input, not of its output
   bool routes_by_input = false;  // the router reads what the layer gets, before its mixer, without a norm
   // Width of the expert that every token goes through beside its own; 0: none. Its gate is a number per
   // token, the sigmoid of a product with its input.

@@ -11,7 +11,7 @@
 namespace edgeh2o {
 
 Weights::Weights(const DecoderConfig& config, const KernelTable& table, const Weights* main)
-    : config_(config), table_(&table), main_(main), layers_(config.n_layers()) {
+    : config_(config), table_(&table), main_(main), layers_(config.n_own_layers()) {
   config_.check();
   EH2O_CHECK((main != nullptr) == config.reads_hidden,
              "a layer that guesses tokens ahead, and no other, has a model that it belongs to");
@@ -80,7 +80,7 @@ void Weights::for_each_tensor(const F& f) {
   }
   for (size_t i = 0; i < layers_.size(); ++i) {
     const std::string prefix = "blk." + std::to_string(i) + ".";
-    const LayerSpec& spec = config_.layers[i];
+    const LayerSpec& spec = config_.layers[config_.first_use(i)];
     const AttentionHeads& heads = spec.heads;
     LayerWeights& layer = layers_[i];
     if (spec.has_pre_norm()) {
@@ -102,6 +102,9 @@ void Weights::for_each_tensor(const F& f) {
       f(prefix + "attn_q_norm.weight", Slot{nullptr, &layer.head_gains, heads.n_heads, 1, true});
       vector(prefix + "embedding_share.weight", layer.embedding_share, 1, true);
       vector(prefix + "attn_output.scale", layer.attn_output.scale, 1, false);
+    } else if (spec.has_plain_qk_norm) {
+      layer.attn_q_norm.assign(heads.key_dim, 1.0f);
+      layer.attn_k_norm.assign(heads.key_dim, 1.0f);
     } else if (spec.qk_norm != QkNorm::kNone && !heads.is_none()) {
       const bool is_per_head = spec.qk_norm == QkNorm::kHead;
       vector(prefix + "attn_q_norm.weight", layer.attn_q_norm, is_per_head ? heads.key_dim : heads.q_dim(),

@@ -177,9 +177,10 @@ void Weights::finish() {
   }
   for (size_t i = 0; i < layers_.size(); ++i) {
     join_convolutions(layers_[i]);
-    spread_gains(config_.layers[i], layers_[i]);
+    spread_gains(config_.layers[config_.first_use(i)], layers_[i]);
   }
-  parallel_for(layers_.size(), [&](size_t i, size_t) { balance_keys(config_, i, layers_[i]); });
+  parallel_for(layers_.size(),
+               [&](size_t i, size_t) { balance_keys(config_, config_.first_use(i), layers_[i]); });
 }
 
 bool Weights::balances_keys() const {

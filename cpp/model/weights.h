@@ -203,7 +203,7 @@ class Weights {
   // What makes every other residual stream of the embedding, and what it becomes behind the last layer.
   const std::vector<PackedMatrix>& streams_in() const { return streams_in_; }
   const std::vector<PackedMatrix>& streams_out() const { return streams_out_; }
-  const LayerWeights& layer(size_t i) const { return layers_[i]; }
+  const LayerWeights& layer(size_t i) const { return layers_[config_.own_layer(i)]; }
   const KernelTable& table() const { return *table_; }
   size_t n_bytes() const { return n_bytes_; }
   size_t n_mapped_bytes() const { return n_mapped_bytes_; }  // of these, those that map_packed gave
@@ -224,7 +224,7 @@ class Weights {
   std::vector<float> ones_;  // [model_dim], where embeddings are normed without weights
   std::vector<PackedMatrix> token_inputs_, streams_in_, streams_out_;
   std::vector<float> output_norm_, output_norm_bias_, token_input_norm_;
-  std::vector<LayerWeights> layers_;
+  std::vector<LayerWeights> layers_;  // of DecoderConfig::n_own_layers
   std::unordered_map<std::string, Slot> slots_;
   std::unordered_map<PackedMatrix*, LowRankUpdates> updates_;
   size_t n_bytes_ = 0, n_mapped_bytes_ = 0;

@@ -22,6 +22,18 @@ struct ChunkPlan {
   }
 };
 
+// Parts of n queries from `position` on, none of which lies in two chunks of `width` positions: calls f with
+// the first query of every part, how many it has, and where its chunk starts.
+template <typename F>
+void for_each_chunk(size_t position, size_t n, size_t width, const F& f) {
+  for (size_t begin = 0; begin < n;) {
+    const size_t start = (position + begin) / width * width;
+    const size_t count = std::min(n - begin, start + width - (position + begin));
+    f(begin, count, start);
+    begin += count;
+  }
+}
+
 // Query-key pairs of one head when queries [first, first + n) see everything before them and themselves, or
 // the last `window` positions of it if that is not 0.
 inline uint64_t causal_pairs(size_t first, size_t n, size_t window) {

@@ -185,6 +185,11 @@ void gate_heads(HeadGate function, MatView<const float> gates, MatView<float> x)
   });
 }
 
+void scale_rows(const KernelTable& table, MatView<float> rows, const float* factors) {
+  parallel_for(rows.rows,
+               [&](size_t i, size_t) { table.scale_f32(rows.row(i), rows.row(i), factors[i], rows.cols); });
+}
+
 void scale_by_position(const KernelTable& table, MatView<float> rows, size_t first_position, float scale,
                        size_t period) {
   parallel_for(rows.rows, [&](size_t i, size_t) {

@@ -93,6 +93,9 @@ void rope_rows(const KernelTable& table, MatView<float> rows, const float* cos, 
 // Every column times its factor [rows.cols].
 void scale_columns(MatView<float> rows, Span<const float> factors);
 
+// Every row times its factor.
+void scale_rows(const KernelTable& table, MatView<float> rows, const float* factors);
+
 // Row i, at position first_position + i, times 1 + scale * ln(1 + floor(position / period)): queries far
 // beyond the first training get sharper logits.
 void scale_by_position(const KernelTable& table, MatView<float> rows, size_t first_position, float scale,

@@ -14,6 +14,7 @@ struct LayerKeeps {
   AttentionHeads heads;
   Recurrence recurrence = {};
   bool is_windowed = false;  // queries see the latest positions only, whatever the policy says
+  size_t chunk = 0;          // of a chunk of so many positions, if it is not 0
 };
 
 class LayerState {

@@ -159,7 +159,8 @@ Sequence::Sequence(const KernelTable& table, const std::vector<LayerKeeps>& laye
                                       shape.cache_types, heads.values_are_keys, prompt_arena_),
                          std::vector<SetReads>(told.n_slots(i), SetReads::kByPolicy),
                          {},
-                         {}});
+                         {},
+                         layers[i].chunk});
     }
   };
   make_layers();
@@ -298,6 +299,13 @@ void Sequence::attend(size_t layer, MatView<const float> q, size_t window, Promp
                       size_t n_threads, MatView<float> out) {
   const LayerKv& kv = this->layer(layer).rows();
   const size_t first = this->layer(layer).n_tokens() - q.rows;
+  if (const size_t chunk = layers_[layer].chunk) {
+    uint64_t n_dense = 0;
+    for_each_chunk(first, q.rows, chunk, [&](size_t begin, size_t n, size_t start) {
+      n_dense += causal_pairs(first + begin - start, n, 0);
+    });
+    return count_pairs(attend_chunks(layer, q, end, scratch, n_threads, out), n_dense);
+  }
   sample(layer, q, window, end, scratch, n_threads);
   // A window over everything: the policy is neither asked nor told, and query heads share what they read.
   const size_t seen = window == 0 && has_dense_sets(layer) ? first + q.rows : window;
@@ -308,8 +316,25 @@ void Sequence::attend(size_t layer, MatView<const float> q, size_t window, Promp
   count_pairs(n_pairs, causal_pairs(first, q.rows, window));
 }
 
+uint64_t Sequence::attend_chunks(size_t layer, MatView<const float> q, PromptEnd end, uint8_t* scratch,
+                                 size_t n_threads, MatView<float> out) {
+  const LayerKv& kv = this->layer(layer).rows();
+  const size_t first = this->layer(layer).n_tokens() - q.rows, chunk = layers_[layer].chunk;
+  uint64_t n_pairs = 0;
+  for_each_chunk(first, q.rows, chunk, [&](size_t begin, size_t n, size_t start) {
+    n_pairs += attention(layer, scratch, n_threads, true)
+                   .run(q.rows_from(begin, n), kv.from(start), first + begin - start, chunk, end,
+                        out.rows_from(begin, n));
+  });
+  return n_pairs;
+}
+
 void Sequence::attend_aside(size_t layer, MatView<const float> q, size_t window, PromptEnd end,
                             uint8_t* scratch, size_t n_threads, MatView<float> out) {
+  if (layers_[layer].chunk > 0) {
+    attend_chunks(layer, q, end, scratch, n_threads, out);
+    return;
+  }
   const size_t first = this->layer(layer).n_tokens() - q.rows;
   const size_t seen = window == 0 ? first + q.rows : window;
   attention(layer, scratch, n_threads, true).run(q, this->layer(layer).rows(), first, seen, end, out);

@@ -299,6 +299,7 @@ class Sequence {
     std::vector<SetReads> reads;  // of the prompt from now on, [n_sets]: by the policy, or all
     AttentionError error = {};
     std::shared_ptr<ReceivedAttention> received = {};  // if rows may be evicted; with whom it shares them
+    size_t chunk = 0;                                  // see LayerKeeps
   };
   struct Mark {
     size_t position;
@@ -327,6 +328,9 @@ class Sequence {
     const std::vector<SetReads>& reads = layers_[layer].reads;
     return std::all_of(reads.begin(), reads.end(), [](SetReads set) { return set == SetReads::kAll; });
   }
+  // Of a layer whose queries see the chunk that they are in; returns the pairs.
+  uint64_t attend_chunks(size_t layer, MatView<const float> q, PromptEnd end, uint8_t* scratch,
+                         size_t n_threads, MatView<float> out);
   uint64_t attend_guarded(size_t layer, MatView<const float> q, PromptEnd end, uint8_t* scratch,
                           size_t n_threads, MatView<float> out);
   bool exceeds(size_t layer, const AttentionError& error) const {

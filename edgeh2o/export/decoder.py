@@ -48,6 +48,7 @@ def check_exportable(config: DecoderConfig) -> None:
         (not config.has_like_layers, "layers that share keys and values"),
         (config.has_sub_norms, "norms behind attention and activations"),
         (config.output_gate != "none", "gates of attention"),
+        (config.passes, "layers that are gone through several times"),
         (config.temperature_period, "queries that grow with their position"),
     ):
         if is_there:

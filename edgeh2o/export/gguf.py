@@ -24,6 +24,7 @@ from ..formats.metadata import (
 from ..formats.model_folder import read_model_settings
 from ..formats.safetensors import is_onnx_model, is_safetensors_folder
 from ..formats.split import open_model_file
+from ..models.joined import is_joined_qkv, joined_experts
 from ..models.reader import OUTPUT_TENSOR, read_model
 from ..models.spec import find_architecture
 from ..models.tensors import expand_rules
@@ -115,18 +116,19 @@ def _write_file(
 ) -> dict[str, object]:
     config, _ = read_model(gguf)
     spec = find_architecture(config.architecture)
-    rules = expand_rules(spec.all_tensors, config.layers)
+    rules = expand_rules(joined_experts(gguf.tensors, spec.all_tensors), config.own_layers)
     tensors = []
     for name, info in gguf.tensors.items():
         rule = rules[name][0] if name in rules else None
-        if rule is None or rule.is_vectors or len(rule.shape) < 2 or is_kept(name):
+        is_vector = rule is None or rule.is_vectors or len(rule.shape) < 2 or is_kept(name)
+        if is_vector and not is_joined_qkv(name, rules):
             tensors.append(info)
             continue
         kind = choose_type(
             name,
             info.shape,
             type_name,
-            n_layers=config.n_layers,
+            n_layers=len(config.own_layers),
             is_tied=OUTPUT_TENSOR not in gguf.tensors,
         )
         if not (info.type_name in (kind, *_FLOAT_TYPES) or allow_requantize):

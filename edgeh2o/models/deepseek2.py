@@ -1,7 +1,7 @@
-"""Architectures ``deepseek2``, ``deepseek32`` and ``glm-dsa``.
+"""Architectures ``deepseek2``, ``mistral4``, ``deepseek32`` and ``glm-dsa``.
 
-DeepSeek V2 and V3, and what others made after them; the latter two with sparse attention
-(DeepSeek V3.2, GLM-5).
+DeepSeek V2 and V3, and what others made after them (Mistral Small 4); the latter two with sparse
+attention (DeepSeek V3.2, GLM-5). Queries of some grow with their position (Mistral Large 3).
 
 Multi-head latent attention: the cache holds one row per token and layer, of which the keys and
 values of all heads are products. All but the first layers are mixtures of experts, which files
@@ -39,18 +39,19 @@ _EXPERTS = ExpertRule(
     is_optional=True,
 )
 
-register_architecture(
-    ArchitectureSpec(
-        name="deepseek2",
-        qk_row_order="interleaved",
-        activation="silu",
-        rope=_ROPE,
-        latent=LatentRule(),
-        experts=_EXPERTS,
-        has_drafting_layers=True,
-        tensors=_TENSORS,
+for _name in ("deepseek2", "mistral4"):
+    register_architecture(
+        ArchitectureSpec(
+            name=_name,
+            qk_row_order="interleaved",
+            activation="silu",
+            rope=replace(_ROPE, has_temperature=True),
+            latent=LatentRule(),
+            experts=_EXPERTS,
+            has_drafting_layers=True,
+            tensors=_TENSORS,
+        )
     )
-)
 register_architecture(
     ArchitectureSpec(
         name="deepseek32",

@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..errors import FormatError
+from .joined import bind_joined
 from .spec import ArchitectureSpec, find_architecture
-from .tensors import TensorBinding, TensorPart, TensorRule, bind_tensors, tensor
+from .tensors import TensorBinding, TensorPart, TensorRule, tensor
 
 if TYPE_CHECKING:
     from ..formats.model_tensors import ModelTensors
@@ -83,7 +84,7 @@ def read_drafting_layer(
     layer = next(each for each in config.layers if each.mixer == "attention")
     tensors = {name: i for name, i in gguf.tensors.items() if name.startswith(f"blk.{place}.")}
     try:
-        bindings = bind_tensors(
+        bindings = bind_joined(
             tensors,
             _rules(spec, place),
             replace(shape, layers=(layer,)),

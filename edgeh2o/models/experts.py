@@ -11,6 +11,7 @@ from .keys import ArchitectureKeys
 
 COUNT_KEY = "expert_count"
 DENSE_KEY = "leading_dense_block_count"
+STEP_KEY = "interleave_moe_layer_step"
 GATE_KEY = "expert_gating_func"
 LIMIT_KEY = "swiglu_clamp_exp"
 NORM_KEY, SCALE_KEY = "expert_weights_norm", "expert_weights_scale"
@@ -37,8 +38,8 @@ class ExpertRule:
         is_normalised: the weights of a token's experts are divided by their sum.
         shared: an expert that every token goes through beside its own: never, where the file gives
             its width, always, with a gate or without ("required"), as wide as a "count" of
-            experts, as so many ("counted") of its own width, or as wide as the networks of "dense"
-            models of the architecture are.
+            experts, as so many ("counted") of its own width, as wide as the networks of "dense"
+            models of the architecture are, or "equal" to the others.
         has_norms: router, experts and the shared one have norms of their own.
         gate: what makes shares of the router's logits, which a file may have to confirm, or "file"
             where it says which.
@@ -55,11 +56,15 @@ class ExpertRule:
         has_gate_limits: files give limits of the experts' gates, one for all or one for each layer.
         is_optional: files without experts are models of dense layers.
         goes_by_tensors: layers without a router have one feed-forward network.
+        goes_by_steps: files say that all but the last of so many layers have one.
+        scales_inputs: shares are factors of the experts' inputs.
     """
 
     has_own_width: bool = True
     is_normalised: bool = True
-    shared: Literal["none", "optional", "required", "gated", "count", "counted", "dense"] = "none"
+    shared: Literal[
+        "none", "optional", "required", "gated", "count", "counted", "dense", "equal"
+    ] = "none"
     has_norms: bool = False
     gate: Literal["softmax", "sigmoid", "file"] = "softmax"
     says_gate: bool = True
@@ -72,6 +77,8 @@ class ExpertRule:
     has_gate_limits: bool = False
     is_optional: bool = False
     goes_by_tensors: bool = False
+    goes_by_steps: bool = False
+    scales_inputs: bool = False
 
 
 # That of ``blocks.BIASED_EXPERTS``, as DeepSeek-V3 (2024) has them.
@@ -103,6 +110,7 @@ class FeedForwardSizes:
     n_groups: int = 1
     n_groups_used: int = 1
     gate_limits: tuple[float, ...] = ()
+    is_dense: tuple[bool, ...] = ()  # of every layer, where no number of first layers says so
 
     def halved(self) -> FeedForwardSizes:
         """With one of two widths that files give together."""
@@ -147,6 +155,14 @@ def read_feed_forward(
         widths = (
             keys.integers("feed_forward_length", maximum=MAX_WIDTH)[:n_dense] + widths[n_dense:]
         )
+    is_dense: tuple[bool, ...] = ()
+    if rule.goes_by_steps:
+        step = keys.integer(STEP_KEY, maximum=keys.n_layers)
+        is_dense = tuple((layer + 1) % step > 0 for layer in range(keys.n_layers))
+        own = keys.integers("feed_forward_length", maximum=MAX_WIDTH)
+        widths = tuple(
+            dense if is_one else width for dense, is_one in zip(own, is_dense, strict=True)
+        )
     n_groups, n_groups_used = _read_groups(keys, rule, n_experts, n_used)
     return FeedForwardSizes(
         n_experts=n_experts,
@@ -164,6 +180,7 @@ def read_feed_forward(
         n_groups=n_groups,
         n_groups_used=n_groups_used,
         gate_limits=_read_limits(keys) if rule.has_gate_limits else (),
+        is_dense=is_dense,
     )
 
 
@@ -230,6 +247,8 @@ def _read_shared(keys: ArchitectureKeys, rule: ExpertRule, width: int) -> int:
         return 0
     if rule.shared == "count":
         return width * keys.integer(SHARED_COUNT_KEY, minimum=0, maximum=MAX_EXPERTS, default=0)
+    if rule.shared == "equal":
+        return width
     if rule.shared == "counted":
         own = keys.integer(SHARED_KEY, minimum=0, maximum=MAX_WIDTH, default=0) or width
         return own * keys.integer(SHARED_COUNT_KEY, minimum=1, maximum=MAX_EXPERTS)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import FormatError
 from ..formats.metadata import Metadata
-from ..model_config import LayerConfig
+from ..model_config import LayerConfig, own_layers
 from ..option_fields import MAX_CONTEXT
 from ..rope_config import RopeConfig
 from .experts import MAX_WIDTH, ExpertRule, FeedForwardSizes, read_feed_forward
@@ -34,6 +34,8 @@ TOKENS_KEY = "tokenizer.ggml.tokens"
 
 SHARED_KV_KEY = "attention.shared_kv_layers"
 DRAFTING_KEY = "nextn_predict_layers"
+TEMPERATURE_KEY = "attention.temperature_length"  # of the original context if there is none
+LOOPS_KEY, LOOP_NORM_KEY = "num_loops", "skip_loop_final_norm"
 TOKEN_INPUT_KEY = "embedding_length_per_layer_input"
 # Tokens of each part that the table of inputs per token is loaded in.
 TOKEN_INPUT_ROWS = 16384
@@ -49,7 +51,8 @@ class Hyperparameters:
     """Shape of a decoder and of its layers, and what its RoPE frequencies are made of.
 
     ``sliding_rope_base`` and ``sliding_rope_scaling`` are those of layers with a sliding window.
-    ``n_drafting_layers`` lie behind the others in the file and guess tokens ahead.
+    ``n_drafting_layers`` lie behind the others in the file and guess tokens ahead. ``passes`` and
+    ``norms_passes``: see ``DecoderConfig``; ``layers`` has those of all passes.
     """
 
     layers: tuple[LayerConfig, ...]
@@ -67,10 +70,18 @@ class Hyperparameters:
     sliding_rotary_dim: int
     original_context: int
     temperature_scale: float
+    temperature_period: int
     token_input_dim: int
     n_drafting_layers: int
     latent: LatentLayout | None = None
     laurel_rank: int = 0
+    passes: tuple[int, ...] = ()
+    norms_passes: bool = False
+
+    @property
+    def own_layers(self) -> tuple[LayerConfig, ...]:
+        """Those that have weights of their own, of which a file has as many."""
+        return own_layers(self.layers, self.passes)
 
     @property
     def token_input_rows(self) -> int:
@@ -146,6 +157,7 @@ def read_hyperparameters(
     latent: LatentRule | None = None,
     has_layer_norm: bool = False,
     has_joint_width: bool = False,
+    has_loops: bool = False,
 ) -> Hyperparameters:
     """Reads ``<architecture>.*`` keys. Raises ``FormatError`` that names the key and its range."""
     n_layers = metadata.get_int(f"{architecture}.block_count", minimum=1, maximum=MAX_LAYERS)
@@ -163,6 +175,13 @@ def read_hyperparameters(
     widths = read_windows(keys, windows)
     has_rope = read_rope_layers(keys, rope, widths)
     layers = _read_layers(keys, feed_forward, widths, has_rope, hybrid)
+    if windows is not None and windows.is_chunked:
+        layers = tuple(replace(layer, is_chunked=layer.window > 0) for layer in layers)
+    if feed_forward.is_dense:
+        layers = tuple(
+            replace(layer, is_dense=is_dense)
+            for layer, is_dense in zip(layers, feed_forward.is_dense, strict=True)
+        )
     if rope.has_dense:
         layers = tuple(
             replace(layer, has_rope=layer.has_rope or layer.is_dense) for layer in layers
@@ -201,10 +220,16 @@ def read_hyperparameters(
     if streams is not None:
         layers = with_cutoffs(keys, streams, layers)
     context_length = keys.integer("context_length", maximum=MAX_CONTEXT)
+    n_loops = 1
+    if has_loops:
+        most = MAX_LAYERS // len(layers)
+        n_loops = keys.integer(LOOPS_KEY, minimum=1, maximum=most, default=1)
     rope_base = read_rope_base(keys, rope, head_dim)
     scaling = read_rope_scaling(keys, context_length, rope)
     return Hyperparameters(
-        layers=layers,
+        layers=layers * n_loops,
+        passes=(0,) * n_loops if n_loops > 1 else (),
+        norms_passes=n_loops > 1 and not metadata.get_bool(keys.full(LOOP_NORM_KEY), default=False),
         model_dim=model_dim,
         head_dim=head_dim,
         rotary_dim=rotary_dim,
@@ -219,6 +244,13 @@ def read_hyperparameters(
         sliding_rotary_dim=sliding_rotary_dim,
         original_context=scaling.original_context,
         temperature_scale=_read_temperature(keys, rope),
+        temperature_period=keys.integer(
+            TEMPERATURE_KEY,
+            maximum=MAX_CONTEXT,
+            default=rope.unrotated_temperature[1]
+            if rope.unrotated_temperature
+            else scaling.original_context,
+        ),
         token_input_dim=keys.integer(TOKEN_INPUT_KEY, minimum=0, maximum=MAX_WIDTH, default=0)
         if has_token_inputs
         else 0,
@@ -355,6 +387,8 @@ def _read_norm_eps(keys: ArchitectureKeys, may_be_other: bool, has_layer_norm: b
 def _read_temperature(keys: ArchitectureKeys, rope: RopeRule) -> float:
     """How much a query grows with the logarithm of its position; 0 for not at all."""
     key = "attention.temperature_scale"
+    if rope.unrotated_temperature is not None:
+        return keys.number(key, above=0.0, below=1e3, default=rope.unrotated_temperature[0])
     if not rope.has_temperature or not keys.metadata.get_float(keys.full(key), default=0.0):
         return 0.0
     return keys.number(key, above=0.0, below=1e3)

@@ -50,7 +50,7 @@ def _largest_logit(
 
     layer = config.layers[index]
     dim, n_heads, n_kv_heads = config.head_dim_of(layer), layer.n_heads, layer.n_kv_heads
-    names = {part: f"blk.{index}.attn_{part}.bias" for part in ("q", "k", "qkv")}
+    names = {part: f"blk.{config.own_layer(index)}.attn_{part}.bias" for part in ("q", "k", "qkv")}
     if names["qkv"] in biases:
         joint = _read(gguf, biases[names["qkv"]])
         q = joint[-(n_heads + 2 * n_kv_heads) * dim :][: n_heads * dim]

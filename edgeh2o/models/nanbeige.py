@@ -1,6 +1,7 @@
 """Architecture ``nanbeige``: a llama whose layers may be gone through several times.
 
-Files that do so (Nanbeige 4.2) are refused by their key ``num_loops``.
+Files say how often (Nanbeige 4.2), and whether the residual stream is normed in between, by
+the norm of the output.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ register_architecture(
         qk_row_order="interleaved",
         rope_factors="rope_freqs.weight",
         activation="silu",
+        has_loops=True,
         tensors=(
             *blocks.EMBEDDINGS,
             *blocks.PRE_NORMS,

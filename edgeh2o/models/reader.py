@@ -13,6 +13,7 @@ from ..formats.metadata import Metadata, quote
 from ..formats.model_tensors import ModelTensors
 from ..model_config import DecoderConfig
 from ..rope_config import ROPE_OF_FILE, RopeConfig
+from . import blocks
 from .experts import (
     BIAS_TENSORS,
     DENSE_KEY,
@@ -21,9 +22,17 @@ from .experts import (
     ROUTER_TENSOR,
     SCALE_KEYS,
     SHARED_KEY,
+    STEP_KEY,
 )
 from .hybrids import NORMS_KEY
-from .hyperparameters import DRAFTING_KEY, SHARED_KV_KEY, TOKEN_INPUT_KEY, Hyperparameters
+from .hyperparameters import (
+    DRAFTING_KEY,
+    LOOPS_KEY,
+    SHARED_KV_KEY,
+    TOKEN_INPUT_KEY,
+    Hyperparameters,
+)
+from .joined import bind_joined
 from .key_biases import mark_key_biases
 from .refusals import refuse_unread
 from .rope import (
@@ -36,7 +45,7 @@ from .rope import (
 )
 from .rope import PATTERN_KEY as ROPE_PATTERN_KEY
 from .spec import ArchitectureSpec, find_architecture
-from .tensors import TensorBinding, bind_tensors
+from .tensors import TensorBinding
 
 _IMATRIX = "imatrix"
 OUTPUT_TENSOR, OUTPUT_BIAS = "output.weight", "output.bias"
@@ -66,7 +75,7 @@ def read_model(
         n_layers = len(shape.layers)
         drafting = tuple(f"blk.{n_layers + i}." for i in range(shape.n_drafting_layers))
         left_out = [name for name in gguf.tensors if drafting and name.startswith(drafting)]
-        bindings = bind_tensors(
+        bindings = bind_joined(
             gguf.tensors,
             spec.rules(shape, is_fused=FUSED_TENSOR in gguf.tensors),
             shape,
@@ -159,6 +168,7 @@ def _make_config(
         and spec.experts.has_norms
         and feed_forward.n_experts > 0,
         routes_by_input=spec.experts is not None and spec.experts.reads_layer_input,
+        scales_expert_inputs=spec.experts is not None and spec.experts.scales_inputs,
         experts_scale=_experts_scale(spec, shape),
         expert_gate=feed_forward.gate,
         expert_scale=feed_forward.scale,
@@ -177,13 +187,16 @@ def _make_config(
         norm_placement=spec.norm_placement,
         is_parallel=is_parallel,
         has_parallel_norm=is_parallel and spec.has_parallel_norm,
-        has_joint_bias=FUSED_BIAS in gguf.tensors,
+        has_joint_bias=_has_joint_bias(gguf, spec),
         has_sub_norms=spec.has_sub_norms,
         has_head_gains=spec.has_head_gains,
         qk_norm=_qk_norm(gguf, spec),
         qk_norm_after_rope=spec.qk_norm_after_rope,
+        norms_rotated=spec.norms_rotated and feed_forward.n_experts != spec.n_unnormed_experts,
         temperature_scale=shape.temperature_scale,
-        temperature_period=shape.original_context if shape.temperature_scale else 0,
+        temperature_period=shape.temperature_period if shape.temperature_scale else 0,
+        temperature_offset=1 if spec.rope.unrotated_temperature else 0,
+        grows_unrotated=spec.rope.unrotated_temperature is not None,
         activation=spec.activation,
         attention_scale=(spec.attention_scale or 1.0 / math.sqrt(logit_dim or 1))
         * logit_factor(shape.rope_scaling),
@@ -201,8 +214,16 @@ def _make_config(
         tied_embeddings=OUTPUT_TENSOR not in gguf.tensors,
         has_output_bias=OUTPUT_BIAS in gguf.tensors,
         rope_attention_factor=attention_factor(shape.rope_scaling),
+        passes=shape.passes,
+        norms_passes=shape.norms_passes,
         **_read_frequencies(gguf, spec, shape),
     )
+
+
+def _has_joint_bias(gguf: ModelTensors, spec: ArchitectureSpec) -> bool:
+    """Whether Q, K and V have one vector of biases; others that are joined are taken apart."""
+    name = blocks.FUSED_BIAS[0].name
+    return FUSED_BIAS in gguf.tensors and any(rule.name == name for rule in spec.all_tensors)
 
 
 def _qk_norm(gguf: ModelTensors, spec: ArchitectureSpec) -> Literal["none", "head", "projection"]:
@@ -279,13 +300,16 @@ def _optional_keys(spec: ArchitectureSpec) -> set[str]:
         ROPE_PATTERN_KEY: spec.rope.has_pattern,
         ALPHA_KEY: spec.rope.is_extended,
         "rope.scaling.yarn_log_multiplier": spec.rope.has_log_multiplier,
-        "attention.temperature_scale": spec.rope.has_temperature,
+        "attention.temperature_scale": spec.rope.has_temperature
+        or spec.rope.unrotated_temperature is not None,
         SHARED_KV_KEY: spec.shares_kv,
         TOKEN_INPUT_KEY: spec.has_token_inputs,
         DRAFTING_KEY: spec.has_drafting_layers,
+        LOOPS_KEY: spec.has_loops,
         NORMS_KEY: spec.hybrid is not None and not spec.hybrid.has_norms,
         SHARED_KEY: spec.experts is not None and spec.experts.shared not in ("none", "dense"),
         DENSE_KEY: spec.experts is not None and spec.experts.has_dense_layers,
+        STEP_KEY: spec.experts is not None and spec.experts.goes_by_steps,
         LIMIT_KEY: spec.experts is not None and spec.experts.has_gate_limits,
         GATE_KEY: spec.experts is not None and spec.experts.gate != "softmax",
         **dict.fromkeys(SCALE_KEYS, spec.experts is not None and spec.experts.has_scales),

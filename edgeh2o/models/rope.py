@@ -72,6 +72,8 @@ class RopeRule:
             alpha for longer contexts (XD-RoPE).
         has_log_multiplier: files may tone down YaRN's factor of queries and keys.
         has_temperature: files may scale queries by their position.
+        unrotated_temperature: in layers without a rotary embedding they are scaled so, by this
+            scale and period where files say nothing else.
         scales_logits: see ``RopeScaling``. Files have ten times less as their log multiplier.
         rounds_yarn: see ``RopeScaling``.
     """
@@ -84,6 +86,7 @@ class RopeRule:
     is_extended: bool = False
     has_log_multiplier: bool = False
     has_temperature: bool = False
+    unrotated_temperature: tuple[float, int] | None = None
     scales_logits: bool = False
     rounds_yarn: bool = True
 

@@ -49,6 +49,8 @@ class ArchitectureSpec:
         fused_tensors: the tensors of files whose Q, K and V are one matrix, if others have three.
         norm_placement, is_parallel, qk_norm, qk_norm_after_rope, activation: see ``DecoderConfig``.
         has_optional_qk_norm: files may lack the norms of queries and keys.
+        norms_rotated: see ``DecoderConfig``; not so the model with ``n_unnormed_experts`` experts,
+            as no key says.
         norm: "rms" norms, also with biases ("biased_rms"), or "layer" norms, which may have some.
         rope: which layers have a rotary embedding, and what else files say of it.
         rope_factors: optional tensor of frequency divisors.
@@ -79,6 +81,7 @@ class ArchitectureSpec:
             out.
         has_position_table: positions are rows of a table, added to embeddings.
         has_joint_width: files give the widths of gate and up together as that of the network.
+        has_loops: files may say that their layers are gone through several times.
         refused_depths: models of the family with so many layers, and what they have that is not
             supported.
         n_layers_scaled_by_width: the model of the family with so many layers divides attention
@@ -99,6 +102,8 @@ class ArchitectureSpec:
     qk_norm: Literal["none", "head", "projection"] = "none"
     qk_norm_after_rope: bool = False
     has_optional_qk_norm: bool = False
+    norms_rotated: bool = False
+    n_unnormed_experts: int | None = None
     rope: RopeRule = PLAIN_ROPE
     rope_factors: str | None = None
     long_rope_factors: tuple[str, str] | None = None
@@ -130,6 +135,7 @@ class ArchitectureSpec:
     can_draft: bool = False
     has_position_table: bool = False
     has_joint_width: bool = False
+    has_loops: bool = False
     refused_depths: Mapping[int, str] = field(default_factory=dict)
     n_layers_scaled_by_width: int | None = None
 
@@ -155,6 +161,7 @@ class ArchitectureSpec:
             latent=self.latent,
             has_layer_norm=self.norm == "layer",
             has_joint_width=self.has_joint_width,
+            has_loops=self.has_loops,
         )
         if (depth := len(shape.layers)) in self.refused_depths:
             raise FormatError(

@@ -180,11 +180,11 @@ def bind_tensors(
     ``read_elsewhere`` may be there but are not bound. Raises ``FormatError`` that names a tensor
     which is missing, unknown, or of the wrong shape or type.
     """
-    by_name = expand_rules(rules, shape.layers)
+    by_name = expand_rules(rules, shape.own_layers)
     unread = {
         name
         for name, (rule, layer) in by_name.items()
-        if rule.of_kv and shape.layers[layer].kv_distance
+        if rule.of_kv and shape.own_layers[layer].kv_distance
     }
     missing = [
         name
@@ -214,12 +214,12 @@ def bind_tensors(
     if unknown:
         raise FormatError(
             f"{_count(unknown, 'tensor')} that architecture {architecture!r} with "
-            f"{len(shape.layers)} layers does not use: {_some(unknown)}; the model is of a variant "
-            "that is not supported, and leaving them out would give wrong answers"
+            f"{len(shape.own_layers)} layers does not use: {_some(unknown)}; the model is of a "
+            "variant that is not supported, and leaving them out would give wrong answers"
         )
     bindings: list[TensorBinding] = []
     row_orders: dict[tuple[int, int, int, str], array[int]] = {}
-    sizes = [shape.sizes(layer) for layer in shape.layers]
+    sizes = [shape.sizes(layer) for layer in shape.own_layers]
     for name, info in tensors.items():
         if name not in by_name:
             continue

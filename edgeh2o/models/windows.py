@@ -31,6 +31,8 @@ class SlidingWindows:
         has_own_rotary_dim: files may say how much of a head is rotated in layers with a window.
         rope_base: base of the rotary embedding in layers with a window; None: that of the model.
         has_plain_rope: RoPE scaling is only for the layers with full attention.
+        is_chunked: a query sees the chunk of so many positions that it is in, up to its own. Files
+            may say that there are none, by a width of 0.
     """
 
     full_every: int = 0
@@ -42,6 +44,7 @@ class SlidingWindows:
     has_own_rotary_dim: bool = False
     rope_base: float | None = None
     has_plain_rope: bool = False
+    is_chunked: bool = False
 
     @property
     def may_be_whole(self) -> bool:
@@ -59,9 +62,10 @@ def read_windows(keys: ArchitectureKeys, rule: SlidingWindows | None) -> tuple[i
     if rule and rule.default and rule.n_layers_by_default in (0, keys.n_layers):
         default = rule.default
     is_required = rule is not None and rule.is_required
+    may_be_none = rule is None or rule.is_chunked or not default
     window = keys.integer(
         WINDOW_KEY,
-        minimum=1 if default or is_required else 0,
+        minimum=0 if may_be_none and not is_required else 1,
         maximum=MAX_WINDOW,
         default=None if is_required else default,
     )

@@ -37,6 +37,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
         "laurel_rank": config.laurel_rank,
         "temperature_scale": config.temperature_scale,
         "temperature_period": config.temperature_period,
+        "temperature_offset": config.temperature_offset,
         "ffn": "experts" if config.n_experts else "gated",
         "activation": config.activation,
         "n_experts": config.n_experts,
@@ -49,6 +50,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
         "has_shared_gate": config.has_shared_gate,
         "has_expert_norms": config.has_expert_norms,
         "routes_by_input": config.routes_by_input,
+        "scales_expert_inputs": config.scales_expert_inputs,
         "experts_scale": config.experts_scale,
         "expert_gate": config.expert_gate,
         "has_expert_bias": config.has_expert_bias,
@@ -77,7 +79,9 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
             has_norm_weights=config.has_norm_weights,
             has_norm_biases=config.has_norm_biases,
             ropes=ropes,
-            layers=[layers[layer] for layer in config.layers],
+            layers=[layers[layer] for layer in config.own_layers],
+            passes=list(config.passes),
+            norms_passes=config.norms_passes,
             embedding_scale=config.embedding_scale,
             norms_embeddings=config.norms_embeddings,
             logit_scale=config.logit_scale,
@@ -111,6 +115,11 @@ def _core_layer(layer: LayerConfig, config: DecoderConfig) -> dict[str, Any]:
         fields.update(ffn=ffn, n_experts=0, n_experts_used=0, has_expert_bias=False)
         fields.update(shared_ffn_dim=0, n_expert_groups=1, n_expert_groups_used=1)
         fields.update(has_expert_norms=False, routes_by_input=False, experts_scale=1.0)
+        fields.update(scales_expert_inputs=False)
+    if config.norms_rotated and layer.has_rope:
+        fields.update(qk_norm="head", has_plain_qk_norm=True)
+    if config.grows_unrotated and layer.has_rope:
+        fields.update(temperature_scale=0.0, temperature_period=0, temperature_offset=0)
     if not fields.pop("has_rope"):
         return {**fields, "rope": 1 + bool(config.sliding_rope_inv_freq)}
     return {**fields, "rope": int(layer.window > 0 and bool(config.sliding_rope_inv_freq))}

@@ -199,7 +199,7 @@ class NativeModel(GgufModel):
 
     def output_weights(self, layer: int) -> NDArray[np.float32]:
         """What projects the heads of a layer, [model_dim, n_heads * head_dim]."""
-        return self.dequantize(f"blk.{layer}.attn_output.weight")
+        return self.dequantize(f"blk.{self.config.own_layer(layer)}.attn_output.weight")
 
     def estimate_session_bytes(
         self, attention: SparseAttentionConfig, shape: SessionShape

@@ -22,6 +22,8 @@ SHAPE: Mapping[str, object] = {
 CASES: Mapping[str, Mapping[str, object]] = {
     "llama": {},
     "llama_biases_untied": {"biases": True, "tied": False},
+    "llama_joined": {"is_fused": True, "biases": True, "tied": False},
+    "qwen2_joined": {"architecture": "qwen2", "is_fused": True},
     "llama_linear": {"rope_scaling": "linear"},
     "llama_llama3": {"rope_scaling": "llama3", "context_length": 512},
     "llama_yarn": {"rope_scaling": "yarn", "original_context": 64},
@@ -49,6 +51,13 @@ CASES: Mapping[str, Mapping[str, object]] = {
     "apertus": {"architecture": "apertus", "tied": False},
     "command-r": {"architecture": "command-r"},
     "nanbeige": {"architecture": "nanbeige", "tied": False},
+    "nanbeige_loops": {"architecture": "nanbeige", "n_layers": 2, "n_loops": 3},
+    "nanbeige_skips": {
+        "architecture": "nanbeige",
+        "n_loops": 2,
+        "skips_loop_norm": True,
+        "tied": False,
+    },
     "cohere2": {"architecture": "cohere2", "n_layers": 5, "sliding_window": 40},
     "stablelm": {"architecture": "stablelm", "rotary_dim": 8, "tied": False},
     "starcoder2": {"architecture": "starcoder2", "biases": True},
@@ -176,6 +185,14 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "tied": False,
     },
     "mamba": {"architecture": "mamba", "n_conv_taps": 4},
+    # llama.cpp wants twice the model's width in the heads of Mamba-2.
+    "mamba2": {"architecture": "mamba2", "n_conv_taps": 4},
+    "mamba2_untied": {
+        "architecture": "mamba2",
+        "n_ssd_groups": 1,
+        "ssd_state_dim": 64,
+        "tied": False,
+    },
     "falcon-mamba": {"architecture": "mamba", "has_scan_norms": True, "tied": False},
     "nemotron": {"architecture": "nemotron", "rotary_dim": 8, "tied": False},
     "nemotron_biases": {

@@ -79,6 +79,42 @@ MIXTURES: Mapping[str, Mapping[str, object]] = {
         "original_context": 64,
         "tied": False,
     },
+    "mistral4": {
+        "architecture": "mistral4",
+        "n_experts": 8,
+        "n_experts_used": 3,
+        "joins_experts": True,
+        "tied": False,
+    },
+    # llama.cpp's chunks are 8,192 wide, whatever the file says.
+    "llama4": {
+        "architecture": "llama4",
+        "n_layers": 5,
+        "n_experts_used": 1,
+        "rope_scaling": "llama3",
+        "context_length": 512,
+        "tied": False,
+    },
+    "llama4_steps": {
+        "architecture": "llama4",
+        "n_layers": 4,
+        "experts_step": 2,
+        "n_experts_used": 2,
+        "n_experts": 8,
+    },
+    "mistral4_yarn": {
+        "architecture": "mistral4",
+        "rope_scaling": "yarn",
+        "original_context": 64,
+        "n_dense_layers": 0,
+        "has_softmax_gate": True,
+    },
+    "qwen35moe_joined": {
+        "architecture": "qwen35moe",
+        "n_layers": 4,
+        "shared_ffn_dim": 80,
+        "joins_experts": True,
+    },
     "deepseek2_dense": {"architecture": "deepseek2", "n_experts": 0},
     "bailingmoe2": {
         "architecture": "bailingmoe2",

@@ -23,6 +23,7 @@ MODELS: dict[str, dict[str, object]] = {
     "jamba": {"architecture": "jamba", "n_layers": 4, "n_conv_taps": 4},
     # No layer attends.
     "mamba": {"architecture": "mamba", "n_layers": 3},
+    "mamba2": {"architecture": "mamba2", "n_layers": 3},
     # Two of four layers keep nothing of the tokens, or a state alone.
     "nemotron_h": {"architecture": "nemotron_h", "n_layers": 4},
 }

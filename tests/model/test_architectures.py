@@ -69,6 +69,21 @@ MODELS = {
         **{"architecture": "deci", "n_layers": 4, "n_heads": (4, 0, 4, 4)},
         **{"n_kv_heads": (2, 0, 4, 1), "ffn_dim": (96, 64, 96, 128)},
     },
+    "llama4-chunks": {
+        **{"architecture": "llama4", "n_layers": 5, "sliding_window": NARROW, "biases": False},
+        **{"temperature_length": 30, "n_experts_used": 1},
+    },
+    "llama4-wide-chunks": {
+        **{"architecture": "llama4", "n_layers": 4, "sliding_window": WIDE, "experts_step": 2},
+        **{"sliding_window_pattern": 2, "n_experts_used": 2},
+    },
+    "llama4-full": {"architecture": "llama4", "sliding_window": 0},
+    "mistral4-yarn": {
+        **{"architecture": "mistral4", "rope_scaling": "yarn", "original_context": 50},
+        **{"n_layers": 3, "joins_experts": True, "n_shared_experts": 2},
+    },
+    "nanbeige-loops": {"architecture": "nanbeige", "n_loops": 3},
+    "nanbeige-skips": {"architecture": "nanbeige", "n_loops": 2, "skips_loop_norm": True},
     "maple": {"architecture": "maple", "n_layers": 4, "sliding_window": NARROW},
     "muse-glimmer": {
         **{"architecture": "muse-glimmer", "n_layers": 4, "sliding_window": NARROW},
@@ -186,7 +201,7 @@ def test_dense_logits_over_chunks_and_calls(tiny_model: TinyModelFactory, name: 
 # All layers have windows, or sinks, or indexers.
 NO_SPARSE = (
     *("mistral", "phi3-window", "phimoe-window", "starcoder2-window"),
-    *("gpt-oss", "deepseek32", "glm-dsa", "mamba"),
+    *("gpt-oss", "deepseek32", "glm-dsa", "mamba", "mamba2", "llama4"),
     *("granite_swa", "granite_swa-shared", "granite_swa-dense"),
 )
 

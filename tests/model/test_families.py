@@ -29,7 +29,9 @@ OPTIONS: dict[str, dict[str, object]] = {
     "gpt-oss": {"n_layers": 4, "sliding_window": 20},
     "granite_swa": {"n_layers": 4, "sliding_window": 20, "shared_ffn_dim": 80},
     "granitemoe": {"shared_ffn_dim": 80},
+    "llama4": {"n_layers": 5, "sliding_window": 20, "temperature_length": 30},
     "mistral3": {"original_context": 50},
+    "nanbeige": {"n_layers": 2, "n_loops": 2},
     "qwen2moe": {"shared_ffn_dim": 80},
     "smollm3": {"n_layers": 4},
 }

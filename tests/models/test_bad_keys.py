@@ -56,7 +56,6 @@ def add_cap(key: str, value: float) -> Callable[[GGUFWriter], None]:
             lambda w: w.add_expert_weights_scale(2.5),
             "is 2.5",
         ),
-        ("nanbeige", "num_loops", lambda w: w.add_uint32("nanbeige.num_loops", 2), "is 2"),
         ("bailingmoe2", "logit_scale", lambda w: w.add_logit_scale(0.5), "is 0.5"),
         (
             "gemma4",

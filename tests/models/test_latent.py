@@ -10,6 +10,7 @@ import pytest
 from gguf import GGUFWriter
 
 from edgeh2o.errors import FormatError, UsageError
+from edgeh2o.model_config import DecoderConfig
 from edgeh2o.rope_config import RopeConfig
 from tests.models.tiny_file import read
 from tests.tiny_models import TinyModelFactory
@@ -122,10 +123,6 @@ def test_numbers_that_do_not_fit(
         read(path)
 
 
-def _add_temperature(writer: GGUFWriter) -> None:
-    writer.add_float32("deepseek2.attention.temperature_scale", 0.1)
-
-
 def _add_linear(writer: GGUFWriter) -> None:
     writer.add_float32("deepseek2.rope.scaling.factor", 2.0)
 
@@ -138,7 +135,6 @@ def _add_yarn_alone(writer: GGUFWriter) -> None:
 @pytest.mark.parametrize(
     ("add", "left_out", "problem"),
     [
-        (_add_temperature, "", "'deepseek2.attention.temperature_scale' is 0.1"),
         (_add_linear, "", "linear scaling is not supported for the architecture 'deepseek2'"),
         (_add_yarn_alone, "rope.scaling.yarn_log_multiplier", "YaRN without rope.scaling.yarn_log"),
         (lambda _: None, "expert_gating_func", "but experts have biases"),
@@ -166,3 +162,16 @@ def test_what_is_not_understood(
     path = write_tiny_model(tmp_path / "tiny.gguf", architecture="deepseek2", **SHAPE)
     with pytest.raises(FormatError, match=problem):
         read(path)
+
+
+def test_queries_that_grow_with_their_position(
+    tiny_model: TinyModelFactory, read_with_key: Callable[..., DecoderConfig]
+) -> None:
+    config, _ = read(tiny_model(architecture="mistral4", **SHAPE))
+    assert config.temperature_scale == pytest.approx(0.3) and config.temperature_period == 40
+
+    def add(writer: GGUFWriter) -> None:
+        writer.add_float32("deepseek2.attention.temperature_scale", 0.1)
+
+    config = read_with_key("deepseek2", add, original_context=64)  # without a length of its own
+    assert config.temperature_scale == pytest.approx(0.1) and config.temperature_period == 64

@@ -138,6 +138,13 @@ def test_layers_of_mamba(tiny_model: TinyModelFactory) -> None:
     assert read_tiny(tiny_model, "jamba").layers[0].scan_norms == "weighted"
 
 
+def test_layers_of_mamba2_alone(tiny_model: TinyModelFactory) -> None:
+    config = read_tiny(tiny_model, "mamba2")
+    assert [layer.mixer for layer in config.layers] == ["mamba2"] * 6
+    assert [layer.ffn_dim for layer in config.layers] == [0] * 6
+    assert (config.n_heads, config.n_slots, config.head_dim) == (0, 0, 0)
+
+
 @pytest.mark.parametrize("n_experts", [0, 1])
 def test_a_jamba_of_one_network_is_dense(
     tiny_model: TinyModelFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_experts: int

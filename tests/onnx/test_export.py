@@ -64,6 +64,7 @@ def test_the_budget_table_of_the_weights_is_found(
         ("apertus", "a feed-forward network without a gate"),
         ("cohere2", "LayerNorm"),
         ("spark2_5", "gates of attention"),
+        ("nanbeige", "layers that are gone through several times"),
         ("muse-glimmer", "norms of embeddings"),
         ("talkie", "norms of embeddings"),
         ("plamo", "feed-forward networks beside attention"),
@@ -80,7 +81,12 @@ def test_what_cannot_be_exported(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    more = {"granite_swa": {"n_experts": 0}, "chatglm": {"is_fused": True}}.get(architecture, {})
+    options: dict[str, dict[str, object]] = {
+        "granite_swa": {"n_experts": 0},
+        "chatglm": {"is_fused": True},
+        "nanbeige": {"n_loops": 2},
+    }
+    more = options.get(architecture, {})
     model = str(tiny_model(architecture=architecture, **more))
     assert main(["export-onnx", model, str(tmp_path / "new" / "folder")]) == 1
     assert f"{what} cannot be written as ONNX" in capsys.readouterr().err

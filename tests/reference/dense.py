@@ -22,6 +22,7 @@ def causal_attention(
     *,
     scale: float | None = None,
     window: int | None = None,
+    is_chunked: bool = False,
     soft_cap: float | None = None,
     sinks: Array | None = None,
 ) -> Array:
@@ -33,6 +34,7 @@ def causal_attention(
         v: [n_kv_heads, n_keys, value_dim] values.
         scale: factor of the logits; None for 1 / sqrt(d).
         window: positions that a query sees, its own included; None for all.
+        is_chunked: they begin at the last multiple of the window.
         soft_cap: bound of the logits, cap * tanh(logit / cap); None for none.
         sinks: [n_heads] logits that take part in the softmax and have no value.
 
@@ -44,6 +46,8 @@ def causal_attention(
     query_pos = np.arange(n_keys - n, n_keys)
     distance = query_pos[:, None] - np.arange(n_keys)[None, :]
     visible = (distance >= 0) & (distance < (n_keys if window is None else window))
+    if window is not None and is_chunked:
+        visible &= np.arange(n_keys)[None, :] >= (query_pos // window * window)[:, None]
     state, _ = attend(
         group_queries(q, n_kv_heads),
         k[:, None],
@@ -63,7 +67,7 @@ class CachedLayer:
     """Keys and values of one layer during one prompt; the options are those of `causal_attention`.
 
     Attributes:
-        scale, window, soft_cap, sinks: the options.
+        scale, window, is_chunked, soft_cap, sinks: the options.
         k, v: [n_kv_heads, n_positions, d], None before the first row.
     """
 
@@ -72,9 +76,11 @@ class CachedLayer:
         *,
         scale: float | None = None,
         window: int | None = None,
+        is_chunked: bool = False,
         soft_cap: float | None = None,
         sinks: Array | None = None,
     ) -> None:
+        self.is_chunked = is_chunked
         self.sinks = sinks
         self.scale = scale
         self.window = window
@@ -102,6 +108,7 @@ class CachedLayer:
             self.v,
             scale=self.scale,
             window=self.window,
+            is_chunked=self.is_chunked,
             soft_cap=self.soft_cap,
             sinks=self.sinks,
         )

@@ -40,10 +40,10 @@ def add_layer(
         for name, rows in (("gate", ffn_dim), ("up", ffn_dim), ("down", width)):
             normal(f"{prefix}.ffn_{name}_exps.bias", n_experts, rows, std=0.2)
     shared_dim = _add_shared(normal, model, prefix, ffn_dim)
-    if family.has_fused_experts:
+    if family.has_fused_experts or model.joins_experts:
         halves = [tensors.pop(f"{prefix}.ffn_{name}_exps.weight") for name in ("gate", "up")]
         tensors[f"{prefix}.ffn_gate_up_exps.weight"] = np.concatenate(halves, axis=1)
-        if shared_dim:
+        if shared_dim and family.has_fused_experts:
             fuse_rows(tensors, f"{prefix}.", "ffn_up_shexp", ("ffn_gate_shexp", "ffn_up_shexp"))
 
 
@@ -52,7 +52,8 @@ def _add_shared(normal: Callable[..., None], model: TinyModel, prefix: str, ffn_
     family, width = model.family, model.model_dim
     # Without a key, one with a gate is as wide as feed_forward_length says.
     has_gate = family.mamba2 != "single"
-    n_shared = int(family.shared_gate or family.has_shared_width or not has_gate)
+    has_shared = family.shared_gate or family.has_shared_width or family.has_equal_shared
+    n_shared = int(has_shared or not has_gate)
     if family.is_latent or family.has_expert_scales:
         n_shared = model.n_shared_experts
     shared_dim = model.shared_ffn_dim or n_shared * ffn_dim

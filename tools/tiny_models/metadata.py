@@ -10,6 +10,8 @@ from tools.tiny_models.latent import add_expert_metadata, add_latent_metadata
 from tools.tiny_models.model import TinyModel
 from tools.tiny_models.rope import LINEAR_FACTOR, LONGROPE_ATTENTION_FACTOR, rope_sections
 
+TEMPERATURE_LENGTH = 40
+
 
 def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     writer.add_name("tiny")
@@ -17,7 +19,7 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     drafting.add_metadata(writer, model)
     writer.add_context_length(model.context_length)
     writer.add_embedding_length(model.model_dim)
-    if model.family.has_only_mamba1:
+    if model.family.has_only_mamba:
         writer.add_feed_forward_length(0)
     elif model.family.mamba2 == "single":
         writer.add_feed_forward_length([ffn_dim for _, _, ffn_dim in model.layers])
@@ -45,7 +47,7 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     if model.family.has_gate_limits:
         limits = np.linspace(0.0, 1.0, model.n_layers)
         writer.add_array(f"{model.architecture}.swiglu_clamp_exp", limits.tolist())
-    if model.family.has_only_mamba1:
+    if model.family.has_only_mamba:
         writer.add_head_count(0)
     elif model.family.lacks_mixers:
         writer.add_head_count([n_heads for n_heads, *_ in model.layers])
@@ -64,10 +66,10 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
     family = model.family
     has_some = family.has_short_conv or family.has_mamba1 or family.lacks_mixers
-    has_some &= not family.has_only_mamba1
+    has_some &= not family.has_only_mamba
     if has_some or model.family.mamba2 in ("other", "single"):
         writer.add_head_count_kv([n_kv_heads for _, n_kv_heads, _ in model.layers])
-    elif not model.family.is_latent and not model.family.has_only_mamba1:
+    elif not model.family.is_latent and not model.family.has_only_mamba:
         writer.add_head_count_kv(model.n_kv_heads)
     recurrent.add_metadata(writer, model)
     if model.family.mamba2 == "other":
@@ -90,6 +92,16 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_xielu_alpha_n((numbers[::-1] - 0.5).tolist())
         writer.add_xielu_beta((0.5 * numbers).tolist())
         writer.add_xielu_eps([-1e-6] * model.n_layers)
+    length = model.temperature_length
+    if model.family.has_temperature_length:
+        length = length or TEMPERATURE_LENGTH
+    if length is not None:
+        writer.add_uint32(f"{model.architecture}.attention.temperature_length", length)
+    if model.architecture == "llama4":
+        writer.add_interleave_moe_layer_step(model.experts_step)
+    if model.family.has_loops:
+        writer.add_uint32(f"{model.architecture}.num_loops", model.n_loops)
+        writer.add_bool(f"{model.architecture}.skip_loop_final_norm", model.skips_loop_norm)
     if model.architecture == "gptneox":
         writer.add_parallel_residual(not model.is_sequential)
     writer.add_vocab_size(model.vocab_size)

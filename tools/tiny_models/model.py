@@ -41,6 +41,8 @@ class TinyModel:
         n_experts, n_experts_used: of a layer and of a token, in families that have experts. None
             make a dense model of granitehybrid and granite_swa.
         is_mixture: layers have experts, of llama.
+        experts_step: the last of so many layers has experts, of llama4.
+        temperature_length: positions after which queries grow, of llama4; None for no key.
         rope_pattern: which layers are rotated, of granite_swa; None for no key.
         shared_ffn_dim: width of the expert that every token goes through; None for no key, which
             means none, or one of ffn_dim where it has a gate or must be there.
@@ -74,7 +76,10 @@ class TinyModel:
         is_sequential: the network is behind attention, of gptneox.
         has_markers: the tokenizer has tokens to fill in the middle.
         n_drafting_layers: layers that guess tokens ahead (MTP), of qwen35 and qwen35moe.
-        is_fused: Q, K and V are one matrix, of phi2 and chatglm.
+        is_fused: Q, K and V are one matrix.
+        joins_experts: gate and up of experts are one matrix.
+        n_loops, skips_loop_norm: how often layers are gone through, and whether the residual stream
+            is not normed in between, of nanbeige.
     """
 
     architecture: str = "llama"
@@ -103,6 +108,8 @@ class TinyModel:
     n_dense_layers: int = 1
     n_experts: int = 6
     n_experts_used: int = 2
+    experts_step: int = 1
+    temperature_length: int | None = None
     shared_ffn_dim: int | None = None
     n_expert_groups: int = 1
     n_expert_groups_used: int = 1
@@ -147,6 +154,9 @@ class TinyModel:
     n_cut_layers: int | None = None
     has_markers: bool = False
     n_drafting_layers: int = 0
+    n_loops: int = 1
+    skips_loop_norm: bool = False
+    joins_experts: bool = False
 
     @property
     def family(self) -> Family:
@@ -164,7 +174,7 @@ class TinyModel:
         by_turns = family.has_short_conv or family.has_mamba1 or family.mamba2 == "other"
         if by_turns and not isinstance(self.n_kv_heads, tuple):
             rows[1] = tuple(self.n_kv_heads * (layer % 2) for layer in range(self.n_layers))
-        if family.has_only_mamba1:
+        if family.has_only_mamba:
             rows = [(0,) * self.n_layers] * len(rows)
         if self.family.lacks_mixers and not isinstance(self.n_kv_heads, tuple):
             rows[:2] = (tuple(n * (layer != 1) for layer, n in enumerate(row)) for row in rows[:2])
@@ -195,6 +205,8 @@ class TinyModel:
             return self.family.has_experts and self.layers[layer][2] > 0
         if self.family.goes_by_turns:
             return self.n_experts > 0 and layer % 2 == 1
+        if (layer + 1) % self.experts_step:
+            return False
         return (self.family.has_experts and self.n_experts > 0) and (
             not self.family.begins_dense or layer >= self.n_dense_layers
         )

@@ -121,7 +121,7 @@ def _add_norms(normal: Callable[..., None], model: TinyModel, prefix: str) -> No
     family = model.family
     has_pre_norms = family.pre_norms and family.has_norm_weights
     has_second = family.is_parallel and family.has_parallel_norm and model.has_two_norms
-    is_alone = family.mamba2 == "single" or family.has_only_mamba1
+    is_alone = family.mamba2 == "single" or family.has_only_mamba
     has_ffn_norm = has_pre_norms and not is_alone and not family.is_parallel
     for name, is_there in (
         ("attn_norm", has_pre_norms),

@@ -105,9 +105,13 @@ void add_experts(const LayerCall& call, MatView<float> x) {
     if (count == 0) continue;
     const MatView<float> part{a.expert_rows, count, dim, dim};
     gather_rows(rows, a.routes.rows + first, part);
+    float* const weights = a.routes.weights + first;
+    if (spec.scales_expert_inputs) {
+      scale_rows(table, part, weights);
+      std::fill_n(weights, count, 1.0f);
+    }
     run_expert(call_of(call, a.routes.rows + first, count), w.ffn[e], {part.data, count, dim, dim},
                part.data);
-    float* const weights = a.routes.weights + first;
     if (!w.ffn_expert_scale.empty()) {
       for (size_t i = 0; i < count; ++i) weights[i] *= w.ffn_expert_scale[e];
     }

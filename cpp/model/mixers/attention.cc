@@ -8,6 +8,7 @@
 #include "model/laurel.h"
 #include "model/mixers/latent.h"
 #include "model/mixers/mamba2.h"
+#include "ops/chunk_plan.h"
 #include "ops/rows.h"
 
 namespace edgeh2o {
@@ -89,8 +90,8 @@ void project_qkv(const LayerCall& call, MatView<float> x, size_t first_row, cons
 void take_rows(const LayerCall& call, size_t first, const Qkv& qkv) {
   const LayerSpec& spec = call.spec();
   if (spec.temperature_period > 0) {
-    scale_by_position(call.table(), qkv.q, call.position() + first, spec.temperature_scale,
-                      spec.temperature_period);
+    scale_by_position(call.table(), qkv.q, call.position() + first + spec.temperature_offset,
+                      spec.temperature_scale, spec.temperature_period);
   }
   if (!spec.heads.has_own_kv()) return;
   call.step.sequence->layer(call.layer).append(as_const(qkv.k), as_const(qkv.v), as_const(qkv.index.k));
@@ -138,10 +139,16 @@ void attend_rows(const LayerCall& call, const Qkv& rows, size_t first, MatView<f
   if (!call.spec().heads.index.is_none()) {
     const ChosenPositions chosen = choose_positions(call, rows.index, first);
     sequence.read_chosen(call.layer, q, position, chosen, is_decode, scratch, n_threads, out);
-  } else {
-    sequence.decode_call(call.layer, is_decode, scratch, n_threads)
-        .run(q, sequence.layer(call.layer).rows(), position, call.spec().window, out);
+    return;
   }
+  const DecodeCall decode = sequence.decode_call(call.layer, is_decode, scratch, n_threads);
+  const LayerKv kv = sequence.layer(call.layer).rows();
+  const size_t window = call.spec().window;
+  if (!call.spec().is_chunked) return decode.run(q, kv, position, window, out);
+  for_each_chunk(position, q.rows, window, [&](size_t begin, size_t n, size_t start) {
+    decode.run(q.rows_from(begin, n), kv.from(start), position + begin - start, window,
+               out.rows_from(begin, n));
+  });
 }
 
 // Adds to rows x what is made of `attended`, their attention; qkv are theirs.

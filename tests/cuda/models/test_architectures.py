@@ -49,6 +49,10 @@ REFUSED = {
     **dict.fromkeys(("codeshell", "cohere2moe", "gpt2", "starcoder"), "LayerNorm"),
     "orion": "LayerNorm",
     **dict.fromkeys(("jamba", "mamba"), "Mamba-1 layers"),
+    "llama4": "windows that begin at fixed positions",
+    "mistral4": "latent attention whose queries are scaled by their position",
+    "mamba2": "models without attention",
+    "nanbeige-loops": "layers that are gone through several times",
     "bitnet": "norms behind attention and activations",
 }
 pytestmark = pytest.mark.usefixtures("host_device")

@@ -49,7 +49,7 @@ class AttentionBlocks:
     ) -> Array:
         prefix = f"blk.{layer}."
         normed = self.rows.norm(prefix + "attn_norm", x)
-        q = self._rotated(layer, "q", normed, angles) * self._temperatures(len(x))
+        q = self._rotated(layer, "q", normed, angles) * self._temperatures(layer, len(x))
         source = self.config.kv_layers[layer]
         if source == layer:
             k = self._rotated(layer, "k", normed, angles)
@@ -96,6 +96,7 @@ class AttentionBlocks:
             for part in (q[..., sizes.nope_dim :], row[None, :, sizes.rank :])
         )
         q = np.concatenate([q[..., : sizes.nope_dim], rotated_q], axis=-1)
+        q = q * self._temperatures(layer, len(x))
         keys = stored(np.concatenate([latent[None], rotated_k], axis=-1), self._cache_type)
         if self.config.index_top_k:
             if f"{prefix}indexer.proj.weight" in self.weights:
@@ -173,6 +174,8 @@ class AttentionBlocks:
         if not config.family.norms_after_rope:
             rows = self.rows.norm(name + "_norm", rows)
         heads = self.rows.ordered(self.rows.heads(layer, rows), angles)
+        if config.family.norms_rotated and config.inv_freq[layer].any():
+            heads = self.rows.normalised(heads)
         rotated_dim = 2 * angles.shape[1]
         heads[..., :rotated_dim] *= config.rope_factor
         heads = rotate(heads, angles, self.rows.rope_layout)
@@ -188,9 +191,13 @@ class AttentionBlocks:
         limit = self.config.qkv_limit
         return rows if limit is None else np.clip(rows, -limit, limit)
 
-    def _temperatures(self, n: int) -> Array:
+    def _temperatures(self, layer: int, n: int) -> Array:
         """Factors [n, 1] of the queries of the next n positions."""
         config = self.config
         positions = np.arange(self.position, self.position + n)[:, None]
-        periods = positions // max(config.original_context, 1)
+        if config.family.unrotated_temperature is not None:
+            if config.inv_freq[layer].any():
+                return np.ones((n, 1))
+            positions = positions + 1
+        periods = positions // max(config.temperature_period, 1)
         return 1.0 + config.temperature_scale * np.log(1.0 + periods)

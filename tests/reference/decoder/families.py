@@ -47,6 +47,12 @@ class Family:
         scales_logits: their scale is a factor, not a divisor.
         has_norm_weights: norms of the residual stream have weights.
         is_parallel: attention and the feed-forward network have the same normed input.
+        default_window: width of windows where files do not say; 0: none.
+        has_chunks: windows begin at the last multiple of their width.
+        norms_rotated: heads of queries and keys are normed without weights where they are rotated.
+        scales_expert_inputs: shares of experts are factors of their inputs.
+        unrotated_temperature: queries of other layers grow with their position, by this scale and
+            period unless files say others.
         mamba2_is_single: a layer is Mamba-2, attention or a feed-forward network, which has no gate
             and the square of ReLU.
     """
@@ -85,6 +91,11 @@ class Family:
     has_norm_weights: bool = True
     is_parallel: bool = False
     scales_logits: bool = False
+    default_window: int = 0
+    has_chunks: bool = False
+    norms_rotated: bool = False
+    scales_expert_inputs: bool = False
+    unrotated_temperature: tuple[float, int] | None = None
 
     @property
     def activation(self) -> str:
@@ -129,6 +140,7 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek": Family(is_interleaved=True),
     "deepseek2": Family(is_interleaved=True),
     "deepseek32": Family(is_interleaved=True),
+    "mistral4": Family(is_interleaved=True),
     "glm-dsa": Family(is_interleaved=True, has_interleaved_indexer=True, has_sigmoid_gate=True),
     "dots1": Family(),
     "ernie4_5": Family(is_interleaved=True),
@@ -172,8 +184,21 @@ FAMILIES: Mapping[str, Family] = {
     "lfm2": Family(output_norm="token_embd_norm"),
     "lfm2moe": Family(output_norm="token_embd_norm", has_sigmoid_gate=True),
     "llama": Family(is_interleaved=True),
+    "llama4": Family(
+        is_interleaved=True,
+        window_period=4,
+        default_window=8192,
+        has_chunks=True,
+        rotates_windows_only=True,
+        norms_rotated=True,
+        has_sigmoid_gate=True,
+        normalises_experts=False,
+        scales_expert_inputs=True,
+        unrotated_temperature=(0.1, 8192),
+    ),
     "maincoder": Family(is_interleaved=True, norms_after_rope=True),
     "mamba": Family(no_rope_period=1),
+    "mamba2": Family(no_rope_period=1),
     "maple": Family(rotates_windows_only=True),
     "mellum": Family(window_period=4, sliding_base=10000.0),
     "minicpm": Family(is_interleaved=True),

@@ -125,12 +125,13 @@ def mixture(
     n_groups_used: int = 1,
     router_input: Array | None = None,
     factors: Array | None = None,
+    scales_inputs: bool = False,
 ) -> Array:
     """The experts of highest probability, weighted by it, or by what they have of their sum.
 
     ``biases`` count in the choice alone. Of several groups of neighbours those are chosen first
     whose two best experts are the best. ``factors`` are of experts, and ``router_input`` is what
-    they are chosen by, if it is not x.
+    they are chosen by, if it is not x. With ``scales_inputs`` shares are factors of what goes in.
     """
     probabilities = gate(
         linear(prefix + "ffn_gate_inp", x if router_input is None else router_input)
@@ -146,8 +147,9 @@ def mixture(
         chosen = np.argsort(-ranks)[:n_used]
         total = probability[chosen].sum() if is_normalised else 1.0
         for expert in chosen:
-            suffix = f"_exps.{expert}"
-            output = gated(linear, prefix, suffix, x[row : row + 1], activate=activate)[0]
+            suffix, share = f"_exps.{expert}", probability[expert] / total
+            source = x[row : row + 1] * (share if scales_inputs else 1.0)
+            output = gated(linear, prefix, suffix, source, activate=activate)[0]
             factor = 1.0 if factors is None else factors[expert]
-            out[row] += factor * probability[expert] / total * output
+            out[row] += factor * (1.0 if scales_inputs else share) * output
     return out

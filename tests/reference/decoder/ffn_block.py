@@ -63,6 +63,7 @@ def ffn_block(rows: Rows, prefix: str, x: Array, layer_input: Array) -> Array:
         n_groups=config.n_expert_groups,
         n_groups_used=config.n_expert_groups_used,
         router_input=layer_input if config.family.routes_by_input else None,
+        scales_inputs=config.family.scales_expert_inputs,
     )
     out = out * config.expert_scale
     if f"{prefix}ffn_up_shexp.weight" in rows.weights:

@@ -25,8 +25,10 @@ class ReferenceConfig:
     `inv_freq` has one entry per layer: radians per position of its rotated pairs, already scaled,
     all 0 in a layer without positions. `windows`, `head_dims` and `kv_layers`, the layers whose
     keys and values are read, have one entry per layer. A query at position p is multiplied by
-    `1 + temperature_scale * ln(1 + floor(p / original_context))`. With an `index_top_k` it reads as
-    many tokens, which the layer's indexer chooses, or that of a layer before it.
+    `1 + temperature_scale * ln(1 + floor(p / temperature_period))`. With an `index_top_k` it reads
+    as many tokens, which the layer's indexer chooses, or that of a layer before it. Layers are gone
+    through `n_loops` times, and what goes into them again is normed as for the output if
+    `norms_loops`.
     """
 
     family: Family
@@ -39,7 +41,7 @@ class ReferenceConfig:
     windows: tuple[int | None, ...]
     attention_scale: float
     rope_factor: float = 1.0
-    original_context: int = 0
+    temperature_period: int = 0
     temperature_scale: float = 0.0
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
@@ -61,6 +63,8 @@ class ReferenceConfig:
     xielu: tuple[tuple[float, ...], ...] = ()
     gate_cutoffs: tuple[float, ...] = ()
     gate_limits: tuple[float, ...] = ()
+    n_loops: int = 1
+    norms_loops: bool = False
 
 
 class _Keys:
@@ -142,7 +146,7 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
     n_heads = np.ravel(keys.value("attention.head_count"))[0]
     head_dim = int(number("attention.key_length", model_dim // max(n_heads, 1)))
     rotary_dim = int(number("rope.dimension_count", head_dim))
-    window = int(number("attention.sliding_window", 0.0))
+    window = int(number("attention.sliding_window", family.default_window))
     pattern = keys.value("attention.sliding_window_pattern", family.window_period)
     if not isinstance(pattern, list):
         period = int(pattern)
@@ -163,6 +167,7 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
             logit_factor = (1.0 + log_multiplier * np.log(number("rope.scaling.factor"))) ** 2
         else:
             rope_factor = yarn_attention_factor(number("rope.scaling.factor"), log_multiplier)
+    growth = family.unrotated_temperature or (0.0, original)
     embedding, depth, width = family.depth_scales or (1.0, n_layers**0.5, float(model_dim))
     return ReferenceConfig(
         family=family,
@@ -187,8 +192,8 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
         if family.is_gemma4
         else number("attention.scale", head_dim**-0.5) * logit_factor,
         rope_factor=rope_factor,
-        original_context=int(original),
-        temperature_scale=number("attention.temperature_scale", 0.0),
+        temperature_period=int(number("attention.temperature_length", growth[1])),
+        temperature_scale=number("attention.temperature_scale", growth[0]),
         embedding_scale=number(
             "embedding_scale", model_dim**0.5 if family.scales_embedding else embedding
         ),
@@ -207,6 +212,8 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
         index_top_k=int(number("attention.indexer.top_k", 0.0)),
         delta_log_floor=number("kda.gate_lower_bound", 0.0),
         n_ssd_groups=int(number("ssm.group_count", 0.0)),
+        n_loops=int(number("num_loops", 1.0)),
+        norms_loops=not keys.value("skip_loop_final_norm", False),
         has_plain_scan_norms=bool(keys.value("ssm.dt_b_c_rms", False)),
     )
 

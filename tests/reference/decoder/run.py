@@ -84,14 +84,17 @@ class ReferenceDecoder:
         """
         return DecoderRun(
             self,
-            [self._make_layer(make_layer, i) for i in range(self.config.n_layers)],
+            [
+                self._make_layer(make_layer, i)
+                for i in range(self.config.n_loops * self.config.n_layers)
+            ],
             rope_layout=rope_layout if self.config.family.is_interleaved else "half_split",
             scale_block_of=scale_block_of,
             cache_type=cache_type,
         )
 
     def _make_layer(self, make_layer: Callable[..., AttentionLayer], layer: int) -> AttentionLayer:
-        window = self.config.windows[layer]
+        window = self.config.windows[layer % self.config.n_layers]
         options: dict[str, Any] = {
             "scale": self.config.attention_scale,
             "soft_cap": self.config.attention_soft_cap,
@@ -99,7 +102,9 @@ class ReferenceDecoder:
         sinks = self.weights.get(f"blk.{layer}.attn_sinks.weight")
         if sinks is not None:
             options["sinks"] = sinks.astype(np.float64)
-        return make_layer(**options) if window is None else DenseLayer(window=window, **options)
+        if window is None:
+            return make_layer(**options)
+        return DenseLayer(window=window, is_chunked=self.config.family.has_chunks, **options)
 
 
 class DecoderRun:
@@ -172,7 +177,10 @@ class DecoderRun:
         if "position_embd.weight" in weights:
             x = x + weights["position_embd.weight"][positions[:, 0]]
         streams = first_streams(self.rows, x) if config.family.has_streams else None
-        for layer_idx, layer in enumerate(self.layers):
+        for number, layer in enumerate(self.layers):
+            layer_idx = number % config.n_layers
+            if config.norms_loops and number and layer_idx == 0:
+                x = self.rows.norm(config.family.output_norm, x)
             prefix = f"blk.{layer_idx}."
             angles = positions * config.inv_freq[layer_idx]
             if streams is not None:
