@@ -16,7 +16,7 @@ from importlib import import_module
 from .._version import __version__
 from ..errors import EXIT_INTERRUPTED, EdgeH2OError, UsageError, is_shortage
 from .parser import PREFIX, Parser, name_variables
-from .report import printable
+from .report import NAMES_OF_FILES, printable
 
 # In the order of the help; each is a module, imported where it is needed.
 _GROUPS = {
@@ -200,7 +200,7 @@ def _use_utf8() -> None:
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
-            reconfigure(encoding="utf-8", errors="replace")
+            reconfigure(encoding="utf-8", errors=NAMES_OF_FILES)
 
 
 @contextmanager

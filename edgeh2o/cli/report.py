@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+NAMES_OF_FILES = "edgeh2o-names"
+
+
+def _read_name(error: UnicodeError) -> tuple[bytes, int]:
+    """A name of UTF-8 where the locale is another: Python has a lone surrogate for every byte."""
+    assert isinstance(error, UnicodeEncodeError)
+    part = error.object[error.start : error.end]
+    try:
+        name = part.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    except UnicodeEncodeError:  # others, which JSON may have
+        name = "?" * len(part)
+    return name.encode(), error.end
+
+
+codecs.register_error(NAMES_OF_FILES, _read_name)
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
@@ -47,4 +64,5 @@ def _text(value: object) -> str:
 
 def printable(text: str) -> str:
     """``text`` without control characters: names come from files nobody vouches for."""
+    text = text.encode("utf-8", NAMES_OF_FILES).decode("utf-8")
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

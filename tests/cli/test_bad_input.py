@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from edgeh2o.cli.main import main
+from edgeh2o.cli.report import printable
 from tests.tiny_models import TinyModelFactory
 
 # Options are checked before the model is looked at, so the file need not exist.
@@ -265,6 +266,28 @@ def test_arguments_are_utf8_in_any_locale(tiny_model: TinyModelFactory) -> None:
         )
         counts.add(json.loads(result.stdout)["prompt_tokens"])
     assert len(counts) == 1
+
+
+def test_names_of_files_are_utf8_in_any_locale(
+    tiny_model: TinyModelFactory, tmp_path: Path
+) -> None:
+    """They were question marks in JSON, and surrogates in errors."""
+    (tmp_path / "na\u00efve \u65e5.gguf").write_bytes(tiny_model().read_bytes())
+    plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    plain["PYTHONPATH"] = str(Path(__file__).parents[2])
+    shown = []
+    for words in (["inspect", "na\u00efve \u65e5.gguf", "--json"], ["inspect", "\u65e5"]):
+        result = subprocess.run(
+            [sys.executable, "-m", "edgeh2o", *words],
+            capture_output=True,
+            check=False,
+            cwd=tmp_path,
+            env=os.environ | plain,
+        )
+        shown.append((result.stdout + result.stderr).decode("utf-8"))
+    assert json.loads(shown[0])["file"] == "na\u00efve \u65e5.gguf"
+    assert shown[1].startswith("edgeh2o: error: \u65e5: no such file")
+    assert printable("a\udcc3\udcb6 \udcff \ud83d") == "a\xf6 \ufffd ?"
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
