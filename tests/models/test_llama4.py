@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from gguf import GGUFWriter
 
 from edgeh2o import _core
 from edgeh2o.errors import FormatError
-from tests.model.model_pair import load_pair, random_tokens
+from tests.model.model_pair import load_pair, random_tokens, relative_error
 from tests.models.tiny_file import read, read_tiny, write_tiny
+from tests.reference.dense import DenseLayer
 from tests.tiny_models import TinyModelFactory
 
 
@@ -58,3 +60,21 @@ def test_rows_cannot_be_evicted(tiny_model: TinyModelFactory) -> None:
     session.prefill(random_tokens(50), is_last=True)
     with pytest.raises(ValueError, match=r"fixed positions.*--context-full shift"):
         session.allow_eviction(True)
+
+
+@pytest.mark.parametrize("cache_type", ["f32", "f16", "q8_0"])
+def test_tokens_of_two_chunks_in_one_call(tiny_model: TinyModelFactory, cache_type: str) -> None:
+    """Each sees its own chunk, of a cache of any type, as if it came alone."""
+    options = {"n_layers": 4, "sliding_window": 20, "n_experts_used": 1}
+    pair = load_pair(tiny_model, architecture="llama4", **options)
+    tokens = random_tokens(42)
+    run = pair.reference.start(DenseLayer, rope_layout="half_split", cache_type=cache_type)
+    expected = run.prefill(tokens)[-4:]
+    session = pair.session(_core.dense_policy(), cache_type=cache_type)
+    session.prefill(tokens[:38], is_last=True)
+    together = np.array(session.decode_batch(tokens[38:]))
+    assert relative_error(together, expected) < (0.02 if cache_type == "q8_0" else 2e-3)
+    session.reset()
+    session.prefill(tokens[:38], is_last=True)
+    alone = np.stack([session.decode(int(token)) for token in tokens[38:]])
+    np.testing.assert_array_equal(together, alone)
