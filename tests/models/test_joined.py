@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from edgeh2o.cli.main import main
 from edgeh2o.errors import FormatError
 from edgeh2o.formats.gguf import open_gguf
 from edgeh2o.models import TensorBinding, read_model
+from edgeh2o.models.drafting import read_drafting_layer
 from edgeh2o.models.spec import find_architecture
 from tests.models.tiny_file import read, write_tiny
 from tests.tiny_architectures import FAMILIES
@@ -74,6 +76,20 @@ def test_joined_experts(tmp_path: Path, architecture: str) -> None:
     with open_gguf(joined) as file:
         assert any(".ffn_gate_up_exps." in name for name in file.tensors)
     assert contents(joined) == expected
+
+
+def test_the_layer_that_drafts_may_be_joined(tmp_path: Path) -> None:
+    def names(edit: Callable[[Tensors], None] | None) -> set[tuple[str, int, int]]:
+        path = write_tiny(tmp_path, "qwen35moe", edit=edit, n_drafting_layers=1)
+        with open_gguf(path) as file:
+            _, bindings = read_drafting_layer(file, read_model(file)[0])
+        return {(each.name, each.n_rows, each.info.cols) for each in bindings}
+
+    def join(tensors: Tensors) -> None:
+        join_qkv(tensors)
+        join_experts(tensors)
+
+    assert names(join) == names(None)
 
 
 def test_some_layers_may_be_joined(tmp_path: Path) -> None:
