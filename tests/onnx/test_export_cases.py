@@ -33,6 +33,7 @@ EXPORTED = (
     *("smollm3", "phi3", "phi3_short", "phi3_long", "granite", "olmo2", "olmo2_windows"),
     *("gemma2", "gemma2_wide", "gemma3", "gemma3_wide", "gemma3_full"),
     *("plamo3", "plamo3_pattern", "plamo3_full"),
+    *("llama_joined", "qwen2_joined"),
 )
 # Cases that rotate a part of a head, of as many dimensions as GroupQueryAttention can.
 OTHERS: Mapping[str, Mapping[str, object]] = {
