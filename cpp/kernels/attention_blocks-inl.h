@@ -9,7 +9,7 @@
 
 namespace edgeh2o::EH2O_ISA {
 
-// NEON adds up high and low bytes of x, both signed.
+// NEON and VNNI add up high and low bytes of x; those of queries are signed.
 inline constexpr float kLargestX = 127 * 256 + 127;
 // Sums of so many products of kLargestX and 127 stay below 2^31.
 inline constexpr size_t kIntegerKeys = 256;

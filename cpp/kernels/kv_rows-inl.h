@@ -157,7 +157,6 @@ struct RowsAhead {
     const size_t begin = first + (row >> shift), wanted = first + ((row + count) >> shift);
     if (begin >= (wanted < end ? wanted : end)) return;
     const uint8_t* data = rows.at(begin);
-    // From one row on the line of its start is that of the row before it.
     for (size_t i = 0; i < (wanted - begin) * rows.row_bytes; i += 64) __builtin_prefetch(data + i, 0, 2);
   }
 };
