@@ -233,7 +233,8 @@ def run_batch(
                 work = threads.submit(answer_item, engine, item, model_name, sampling, ticket)
                 running[work] = item, ticket
             finished, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in finished:
+            # What is ready is written, whichever of them ends the run.
+            for future in sorted(finished, key=lambda future: future.exception() is not None):
                 item, _ = running.pop(future)
                 results.add(item, future.result())
                 n_done += 1

@@ -8,13 +8,17 @@ import resource
 import subprocess
 import sys
 import time
+from concurrent import futures
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgeh2o.cli.main import main
 from edgeh2o.errors import ResourceError
-from edgeh2o.serving.batch import ResultFile, read_items
+from edgeh2o.sampling_config import SamplingParams
+from edgeh2o.serving import batch
+from edgeh2o.serving.batch import BatchItem, ResultFile, read_items, run_batch
 from tests.cli.conftest import ExpectUsageError, expect_usage_error  # noqa: F401
 from tests.serving.batches import command, read, request, text_of, write
 
@@ -30,6 +34,33 @@ def test_a_full_disk_is_told_of_the_file(tmp_path: Path) -> None:
         results.close()  # which had the same error, of no file
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_an_error_that_ends_the_run_takes_no_result_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = read_items(Path(write(tmp_path / "in.jsonl", [request(i) for i in range(8)])))
+
+    def answer(_engine: object, item: BatchItem, *_: object) -> dict[str, Any]:
+        if item.custom_id == "r3":
+            raise ResourceError("no memory")
+        return {"response": None, "error": None}
+
+    monkeypatch.setattr(batch, "answer_item", answer)
+    # All that run are ready when the results are written.
+    monkeypatch.setattr(batch, "wait", lambda running, return_when: futures.wait(running))
+    results = ResultFile(tmp_path / "out.jsonl")
+    with pytest.raises(ResourceError, match="no memory"):
+        run_batch(
+            None,  # type: ignore[arg-type]
+            items,
+            results,
+            model_name="m",
+            sampling=SamplingParams(),
+            parallel=7,
+        )
+    results.close()
+    assert set(read(tmp_path / "out.jsonl")) == {f"r{i}" for i in range(8) if i != 3}
 
 
 def test_every_request_gets_its_result(
