@@ -21,7 +21,8 @@ def resolve_model(
 ) -> Path:
     """The path of a model file: the argument itself if it exists, else a known model by name.
 
-    Of a folder that holds one GGUF model, the file, or the first of its parts.
+    ``~/`` is the home folder. Of a folder that holds one GGUF model, the file, or the first of its
+    parts.
 
     A known model that is not in the cache folder is fetched, and so is a ``HubName``;
     ``on_message`` receives one line before that and one after. Raises ``ResourceError`` that names
@@ -41,6 +42,8 @@ def resolve_model(
 
         return find_in_hub_cache(path_or_name) or pull_from_hub(path_or_name, on_message=on_message)
     path = Path(path_or_name)
+    if str(path).startswith("~/") and not os.path.exists(path):
+        path = Path(os.path.expanduser(path))  # shells leave --model=~/FILE as it is
     model = KNOWN_MODELS.get(str(path_or_name))
     # os.path instead of Path: no exception for names that are too long or folders that are closed.
     if os.path.isfile(path) or (model is None and os.path.exists(path)):

@@ -288,6 +288,18 @@ def test_an_existing_path_is_taken_as_it_is(
     assert resolve_model("toy") == Path("toy")
 
 
+def test_the_home_folder_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.gguf").write_bytes(b"")
+    assert resolve_model("~/model.gguf") == tmp_path / "model.gguf"
+    with pytest.raises(ResourceError, match=rf"{tmp_path}/other.gguf: no such file"):
+        resolve_model("~/other.gguf")
+    (tmp_path / "~").mkdir()  # a folder of this name is one
+    (tmp_path / "~" / "model.gguf").write_bytes(b"")
+    assert resolve_model("~/model.gguf") == Path("~/model.gguf")
+
+
 def test_a_folder_does_not_hide_a_known_model(
     tmp_path: Path, cache: Path, toy: PackagedModel, pip: FakePip, monkeypatch: pytest.MonkeyPatch
 ) -> None:
