@@ -26,6 +26,7 @@ from .rope import (
     read_rope_base,
     read_rope_layers,
     read_rope_scaling,
+    read_temperature,
 )
 from .streams import N_STREAMS, StreamRule, with_cutoffs
 from .windows import SlidingWindows, read_windows
@@ -34,7 +35,6 @@ TOKENS_KEY = "tokenizer.ggml.tokens"
 
 SHARED_KV_KEY = "attention.shared_kv_layers"
 DRAFTING_KEY = "nextn_predict_layers"
-TEMPERATURE_KEY = "attention.temperature_length"  # of the original context if there is none
 LOOPS_KEY, LOOP_NORM_KEY = "num_loops", "skip_loop_final_norm"
 TOKEN_INPUT_KEY = "embedding_length_per_layer_input"
 # Tokens of each part that the table of inputs per token is loaded in.
@@ -226,6 +226,7 @@ def read_hyperparameters(
         n_loops = keys.integer(LOOPS_KEY, minimum=1, maximum=most, default=1)
     rope_base = read_rope_base(keys, rope, head_dim)
     scaling = read_rope_scaling(keys, context_length, rope)
+    temperature_scale, temperature_period = read_temperature(keys, rope, scaling.original_context)
     return Hyperparameters(
         layers=layers * n_loops,
         passes=(0,) * n_loops if n_loops > 1 else (),
@@ -243,14 +244,8 @@ def read_hyperparameters(
         sliding_rope_scaling=NO_SCALING if windows and windows.has_plain_rope else scaling,
         sliding_rotary_dim=sliding_rotary_dim,
         original_context=scaling.original_context,
-        temperature_scale=_read_temperature(keys, rope),
-        temperature_period=keys.integer(
-            TEMPERATURE_KEY,
-            maximum=MAX_CONTEXT,
-            default=rope.unrotated_temperature[1]
-            if rope.unrotated_temperature
-            else scaling.original_context,
-        ),
+        temperature_scale=temperature_scale,
+        temperature_period=temperature_period,
         token_input_dim=keys.integer(TOKEN_INPUT_KEY, minimum=0, maximum=MAX_WIDTH, default=0)
         if has_token_inputs
         else 0,
@@ -382,16 +377,6 @@ def _read_norm_eps(keys: ArchitectureKeys, may_be_other: bool, has_layer_norm: b
     if has_layer_norm or (may_be_other and not keys.has(key)):
         key = "attention.layer_norm_epsilon"
     return keys.number(key, above=0.0, below=1.0)
-
-
-def _read_temperature(keys: ArchitectureKeys, rope: RopeRule) -> float:
-    """How much a query grows with the logarithm of its position; 0 for not at all."""
-    key = "attention.temperature_scale"
-    if rope.unrotated_temperature is not None:
-        return keys.number(key, above=0.0, below=1e3, default=rope.unrotated_temperature[0])
-    if not rope.has_temperature or not keys.metadata.get_float(keys.full(key), default=0.0):
-        return 0.0
-    return keys.number(key, above=0.0, below=1e3)
 
 
 def _read_vocab_size(keys: ArchitectureKeys) -> int:

@@ -71,15 +71,15 @@ def joined_experts(names: Iterable[str], rules: Iterable[TensorRule]) -> tuple[T
 
 def is_joined_qkv(name: str, rules: Mapping[str, object]) -> bool:
     """Whether a tensor is a matrix of Q, K and V, which the rules by their names have singly."""
-    return (
-        name.endswith(f"{_QKV}weight")
-        and name not in rules
-        and all(part in rules for part in _parts_of(name))
-    )
+    return name.endswith(f"{_QKV}weight") and bool(_parts_of(name, rules))
 
 
-def _parts_of(name: str) -> list[str]:
-    return [name.replace(_QKV, f".attn_{letter}.") for letter in "qkv"]
+def _parts_of(name: str, rules: Mapping[str, object]) -> list[str]:
+    """The names of Q, K and V where the rules have those and not a joint tensor, else none."""
+    if _QKV not in name or name in rules:
+        return []
+    parts = [name.replace(_QKV, f".attn_{letter}.") for letter in "qkv"]
+    return parts if all(part in rules for part in parts) else []
 
 
 def _split_qkv(
@@ -94,8 +94,8 @@ def _split_qkv(
     by_name = expand_rules(rules, shape.own_layers)
     split: dict[str, TensorInfo] = {}
     for name, info in tensors.items():
-        parts = _parts_of(name)
-        if _QKV not in name or name in by_name or not all(part in by_name for part in parts):
+        parts = _parts_of(name, by_name)
+        if not parts:
             split[name] = info
             continue
         if twice := [part for part in parts if part in tensors]:

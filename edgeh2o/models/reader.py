@@ -37,6 +37,7 @@ from .key_biases import mark_key_biases
 from .refusals import refuse_unread
 from .rope import (
     ALPHA_KEY,
+    TEMPERATURE_KEY,
     attention_factor,
     check_logit_scaling,
     inverse_frequencies,
@@ -300,8 +301,7 @@ def _optional_keys(spec: ArchitectureSpec) -> set[str]:
         ROPE_PATTERN_KEY: spec.rope.has_pattern,
         ALPHA_KEY: spec.rope.is_extended,
         "rope.scaling.yarn_log_multiplier": spec.rope.has_log_multiplier,
-        "attention.temperature_scale": spec.rope.has_temperature
-        or spec.rope.unrotated_temperature is not None,
+        TEMPERATURE_KEY: spec.rope.has_temperature or spec.rope.unrotated_temperature is not None,
         SHARED_KV_KEY: spec.shares_kv,
         TOKEN_INPUT_KEY: spec.has_token_inputs,
         DRAFTING_KEY: spec.has_drafting_layers,

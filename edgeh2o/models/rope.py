@@ -20,6 +20,10 @@ ScalingKind = Literal["none", "linear", "yarn", "longrope"]
 FACTOR_RANGE = (1e-6, 1e31)  # files say 1e30 of pairs that are not rotated
 PATTERN_KEY = "attention.rope_pattern"
 ALPHA_KEY = "rope.scaling.alpha"
+TEMPERATURE_KEY, TEMPERATURE_PERIOD_KEY = (
+    "attention.temperature_scale",
+    "attention.temperature_length",
+)
 BASE_RANGE = {"above": 1.0, "below": 1e15}
 DEFAULT_FREQ_BASE = 10000.0
 # Turns over the original context between which YaRN passes from full interpolation to none.
@@ -263,6 +267,20 @@ def read_rope_scaling(keys: ArchitectureKeys, context_length: int, rule: RopeRul
         is_rounded=rule.rounds_yarn,
         attention_factor=keys.number("rope.scaling.attn_factor", above=0.0, below=1e3, default=1.0),
     )
+
+
+def read_temperature(
+    keys: ArchitectureKeys, rule: RopeRule, original_context: int
+) -> tuple[float, int]:
+    """How much a query grows with the logarithm of its position, 0 for not at all, and the period
+    of positions: ``original_context`` where neither the file nor the rule has another."""
+    default_scale, default_period = rule.unrotated_temperature or (None, original_context)
+    scale = 0.0
+    if default_scale is not None:
+        scale = keys.number(TEMPERATURE_KEY, above=0.0, below=1e3, default=default_scale)
+    elif rule.has_temperature and keys.metadata.get_float(keys.full(TEMPERATURE_KEY), default=0.0):
+        scale = keys.number(TEMPERATURE_KEY, above=0.0, below=1e3)
+    return scale, keys.integer(TEMPERATURE_PERIOD_KEY, maximum=MAX_CONTEXT, default=default_period)
 
 
 def changed_scaling(

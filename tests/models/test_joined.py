@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Callable
 from pathlib import Path
 
@@ -92,24 +93,15 @@ def test_the_layer_that_drafts_may_be_joined(tmp_path: Path) -> None:
     assert names(join) == names(None)
 
 
-def test_some_layers_may_be_joined(tmp_path: Path) -> None:
-    def join_first(tensors: Tensors) -> None:
-        first = {name: tensors.pop(name) for name in list(tensors) if name.startswith("blk.0.")}
-        join_qkv(first)
-        tensors.update(first)
+@pytest.mark.parametrize("pattern", ["blk.0.*", "*.weight"])  # some layers; not the biases
+def test_some_may_be_joined(tmp_path: Path, pattern: str) -> None:
+    def join_some(tensors: Tensors) -> None:
+        some = {name: tensors.pop(name) for name in fnmatch.filter(list(tensors), pattern)}
+        join_qkv(some)
+        tensors.update(some)
 
     expected = contents(write_tiny(tmp_path, "qwen2"))
-    assert contents(write_tiny(tmp_path, "qwen2", edit=join_first)) == expected
-
-
-def test_joined_weights_beside_single_biases(tmp_path: Path) -> None:
-    def join_weights(tensors: Tensors) -> None:
-        biases = {name: tensors.pop(name) for name in list(tensors) if name.endswith(".bias")}
-        join_qkv(tensors)
-        tensors.update(biases)
-
-    expected = contents(write_tiny(tmp_path, "qwen2"))
-    assert contents(write_tiny(tmp_path, "qwen2", edit=join_weights)) == expected
+    assert contents(write_tiny(tmp_path, "qwen2", edit=join_some)) == expected
 
 
 @pytest.mark.parametrize("name", ["attn_qkv.weight", "attn_qkv.bias"])
