@@ -14,7 +14,7 @@ class RecordReader {
  public:
   EH2O_INLINE explicit RecordReader(const uint8_t* panel) : record_(panel) {
     if constexpr (WordFormat<kFormat>::kExists) {
-      simd::unroll<kVectors>([&](auto v) { d_[v] = negated_dmin_[v] = simd::zero(); });
+      EH2O_UNROLL(v, kVectors) d_[v] = negated_dmin_[v] = simd::zero();
     }
   }
 
@@ -24,7 +24,7 @@ class RecordReader {
     if constexpr (Traits::kTwoLevel) {
       if (record % kSuperRecords == 0) {
         const uint16_t* header = reinterpret_cast<const uint16_t*>(record_);
-        simd::unroll<kVectors>([&](auto v) {
+        EH2O_UNROLL(v, kVectors) {
           d_[v] = simd::load_f16(header + v * simd::kLanes);
           if constexpr (Traits::kUnit != 1.0f) d_[v] = simd::mul(d_[v], simd::set1(Traits::kUnit));
           if constexpr (Traits::kHasMin) {
@@ -32,7 +32,7 @@ class RecordReader {
                                                        : simd::load_f16(header + kCols + v * simd::kLanes);
             negated_dmin_[v] = simd::sub(simd::zero(), dmin);
           }
-        });
+        }
         record_ += Sizes::kHeaderPerColumn * kCols;
       }
     }
@@ -178,69 +178,66 @@ __attribute__((flatten)) void gemv_q8(float* y, size_t y_stride, const uint8_t* 
   constexpr size_t kChains = kRows == 1 ? kQ8Chains : 1;  // so that the latency of a product is hidden
 
   F32 sum[kRows][kVectors];
-  unroll<kRows>([&](auto r) {
+  EH2O_UNROLL(r, kRows)
     load_tile_row<kVectors>(sum[r], y + r * y_stride, accumulate && r < n_rows ? n_cols : 0);
-  });
   RecordReader<kFormat> weights(w);
   for (size_t record = 0; record < n_records; ++record) {
     weights.enter(record);
     weights.fetch_ahead(weights_ahead);
     const uint8_t* w_quants = weights.quants();
     const ActivationRecord<kRows> row(x);
-    unroll<kSubBlocks>([&](auto sub) {
+    unroll<kSubBlocks>([&](auto sub) EH2O_INLINE_LAMBDA {
       I32 dot[kRows][kVectors];
-      unroll<kRows>([&](auto r) {
+      EH2O_UNROLL(r, kRows) {
         const I32 start = Offset::start(row, sub, r);
-        unroll<kVectors>([&](auto v) { dot[r][v] = start; });
-      });
-      unroll<kSteps / kStepsAtOnce>([&](auto part) {
+        EH2O_UNROLL(v, kVectors) dot[r][v] = start;
+      }
+      unroll<kSteps / kStepsAtOnce>([&](auto part) EH2O_INLINE_LAMBDA {
         typename Dot::Acc acc[kChains][kRows][kVectors];
-        unroll<kRows>([&](auto r) {
-          unroll<kVectors>([&](auto v) {
+        EH2O_UNROLL(r, kRows) {
+          EH2O_UNROLL(v, kVectors) {
             acc[0][r][v] = Dot::start(dot[r][v]);
             if constexpr (kChains == 2) acc[1][r][v] = Dot::start(set1_i32(0));
-          });
-        });
+          }
+        }
         typename Dot::X values;
-        unroll<kStepsAtOnce>([&](auto i) {
+        unroll<kStepsAtOnce>([&](auto i) EH2O_INLINE_LAMBDA {
           constexpr size_t kStep = sub * kSteps + part * kStepsAtOnce + i;
           I8 columns[kVectors];
-          unroll<kVectors>([&](auto v) { columns[v] = load_weights<kFormat, kStep, true>(w_quants, v); });
+          EH2O_UNROLL(v, kVectors) columns[v] = load_weights<kFormat, kStep, true>(w_quants, v);
           unroll<kRows>([&](auto r) {
             constexpr size_t kIndex = kStep * kRows + r;  // a load of x holds several steps or rows
             if constexpr (kIndex % kXRows == 0) values = Dot::load_x(row.quants + 4 * kIndex);
-            unroll<kVectors>([&](auto v) {
+            EH2O_UNROLL(v, kVectors) {
               auto& a = acc[i % kChains][r][v];
               a = Dot::template add<kIndex % kXRows>(a, columns[v], values);
-            });
+            }
           });
         });
-        unroll<kRows>([&](auto r) {
-          unroll<kVectors>([&](auto v) {
+        EH2O_UNROLL(r, kRows) {
+          EH2O_UNROLL(v, kVectors) {
             dot[r][v] = Dot::finish(acc[0][r][v], dot[r][v]);
             if constexpr (kChains == 2) {
               dot[r][v] = add_i32(dot[r][v], Dot::finish(acc[1][r][v], set1_i32(0)));
             }
-          });
-        });
+          }
+        }
       });
-      unroll<kVectors>([&](auto v) {
+      EH2O_UNROLL(v, kVectors) {
         const DotScale scale(weights.scale(sub, v));
-        unroll<kRows>(
-            [&](auto r) { sum[r][v] = mul_add(scale.times(dot[r][v]), set1(row.scale[r]), sum[r][v]); });
-      });
+        EH2O_UNROLL(r, kRows) sum[r][v] = mul_add(scale.times(dot[r][v]), set1(row.scale[r]), sum[r][v]);
+      }
       if constexpr (Traits::kHasMin) {
-        unroll<kVectors>([&](auto v) {
+        EH2O_UNROLL(v, kVectors) {
           const F32 min = weights.min(sub, v);
-          unroll<kRows>([&](auto r) {
+          EH2O_UNROLL(r, kRows)
             sum[r][v] = mul_add(set1(row.template sum<kSubBlocks>(sub, r)), min, sum[r][v]);
-          });
-        });
+        }
       }
     });
     x += kActivationRecordPerRow * kRows;
   }
-  unroll<kRows>([&](auto r) { store_tile_row<kVectors>(y + r * y_stride, sum[r], r < n_rows ? n_cols : 0); });
+  EH2O_UNROLL(r, kRows) store_tile_row<kVectors>(y + r * y_stride, sum[r], r < n_rows ? n_cols : 0);
 }
 
 }  // namespace edgeh2o::EH2O_ISA

@@ -9,6 +9,10 @@
 #define EH2O_INLINE inline __attribute__((always_inline))
 #define EH2O_INLINE_LAMBDA __attribute__((always_inline))  // for large ones that are called at several places
 
+// A loop over registers whose index need not be a constant expression. Each instance of unroll()'s lambda is
+// a function to the compiler: with these loops a set of kernels compiles in half the time.
+#define EH2O_UNROLL(i, n) _Pragma("GCC unroll 64") for (size_t i = 0; i < (n); ++i)
+
 namespace edgeh2o::EH2O_ISA::simd {
 
 template <size_t I>
