@@ -114,24 +114,24 @@ EH2O_INLINE void matrix_dot(simd::I32 (&dot)[simd::kGemmQ8Rows][simd::kGemmQ8Vec
   using namespace simd;
   constexpr size_t kRows = kGemmQ8Rows, kColumnPairs = 2 * kGemmQ8Vectors;
   I32 sum[kRows / 2][kColumnPairs];
-  EH2O_UNROLL(r, kRows / 2) {
-    EH2O_UNROLL(p, kColumnPairs) sum[r][p] = dot[2 * r][p / 2];
+  EH2O_UNROLL_FOR(r, kRows / 2) {
+    EH2O_UNROLL_FOR(p, kColumnPairs) sum[r][p] = dot[2 * r][p / 2];
   }
-  EH2O_UNROLL(step, kSteps / 2) {
+  EH2O_UNROLL_FOR(step, kSteps / 2) {
     I8 columns[kColumnPairs];
-    EH2O_UNROLL(p, kColumnPairs) columns[p] = load_i8(w + (step * kColumnPairs + p) * 4 * kLanes);
-    EH2O_UNROLL(g, kRows / 4) {
+    EH2O_UNROLL_FOR(p, kColumnPairs) columns[p] = load_i8(w + (step * kColumnPairs + p) * 4 * kLanes);
+    EH2O_UNROLL_FOR(g, kRows / 4) {
       const int8_t* four_rows = x + step * 8 * kRows + g * 16;
       const I8 even = load_i8(four_rows), odd = load_i8(four_rows + 4 * kRows);
       const I8 low = Dot::low_pair(even, odd), high = Dot::high_pair(even, odd);
-      EH2O_UNROLL(p, kColumnPairs) {
+      EH2O_UNROLL_FOR(p, kColumnPairs) {
         sum[2 * g][p] = Dot::multiply_pairs(sum[2 * g][p], low, columns[p]);
         sum[2 * g + 1][p] = Dot::multiply_pairs(sum[2 * g + 1][p], high, columns[p]);
       }
     }
   }
-  EH2O_UNROLL(r, kRows / 2) {
-    EH2O_UNROLL(v, kGemmQ8Vectors) {
+  EH2O_UNROLL_FOR(r, kRows / 2) {
+    EH2O_UNROLL_FOR(v, kGemmQ8Vectors) {
       dot[2 * r][v] = Dot::first_row(sum[r][2 * v], sum[r][2 * v + 1]);
       dot[2 * r + 1][v] = Dot::second_row(sum[r][2 * v], sum[r][2 * v + 1]);
     }
@@ -149,22 +149,22 @@ EH2O_INLINE void nibble_dot(simd::I32 (&dot)[simd::kGemmQ8Rows][simd::kGemmQ8Vec
   unroll<2>([&](auto plane) EH2O_INLINE_LAMBDA {
     asm("" : "+r"(x));  // gcc would keep what was broadcast for the other plane, on the stack
     typename Dot::Acc acc[kRows][kVectors];
-    EH2O_UNROLL(r, kRows) {
-      EH2O_UNROLL(v, kVectors) acc[r][v] = Dot::start(dot[r][v]);
+    EH2O_UNROLL_FOR(r, kRows) {
+      EH2O_UNROLL_FOR(v, kVectors) acc[r][v] = Dot::start(dot[r][v]);
     }
-    EH2O_UNROLL(step, kSteps) {
+    EH2O_UNROLL_FOR(step, kSteps) {
       I8 weights[kVectors];
-      EH2O_UNROLL(v, kVectors) {
+      EH2O_UNROLL_FOR(v, kVectors) {
         weights[v] = load_i8(w + ((plane * kBlock / 4 + step) * kGemmQ8Columns + v * kLanes) * 4);
       }
       unroll<kRows>([&](auto r) EH2O_INLINE_LAMBDA {
-        EH2O_UNROLL(v, kVectors) {
+        EH2O_UNROLL_FOR(v, kVectors) {
           acc[r][v] = Dot::template add<r>(acc[r][v], weights[v], Dot::load_x(x + step * 4 * kRows));
         }
       });
     }
-    EH2O_UNROLL(r, kRows) {
-      EH2O_UNROLL(v, kVectors)
+    EH2O_UNROLL_FOR(r, kRows) {
+      EH2O_UNROLL_FOR(v, kVectors)
         dot[r][v] = Dot::template finish < plane == 0 ? 1 : 16 > (acc[r][v], dot[r][v]);
     }
   });
@@ -188,7 +188,7 @@ EH2O_INLINE void gemm_q8_tile(float* c,          // [n_rows][c_stride]
   using Offset = Correction<kFormat, !Dot::kSigned || kKind == Unpacked::kNibbles>;
 
   F32 sum[kRows][kVectors];
-  EH2O_UNROLL(r, kRows)
+  EH2O_UNROLL_FOR(r, kRows)
     load_tile_row<kVectors>(sum[r], c + r * c_stride, accumulate && r < n_rows ? n_cols : 0);
 
   for (size_t record = 0; record < n_records; ++record) {
@@ -210,8 +210,8 @@ EH2O_INLINE void gemm_q8_tile(float* c,          // [n_rows][c_stride]
 
     for (size_t sub = 0; sub < kSubBlocks; ++sub) {
       I32 dot[kRows][kVectors];
-      EH2O_UNROLL(r, kRows) {
-        EH2O_UNROLL(v, kVectors) dot[r][v] = Offset::start(rows, sub, r);
+      EH2O_UNROLL_FOR(r, kRows) {
+        EH2O_UNROLL_FOR(v, kVectors) dot[r][v] = Offset::start(rows, sub, r);
       }
       if constexpr (kHasMmla) {
         matrix_dot<Dot, kSteps>(dot, x_quants, w_quants);
@@ -224,16 +224,16 @@ EH2O_INLINE void gemm_q8_tile(float* c,          // [n_rows][c_stride]
       } else {
         for (size_t step = 0; step < kSteps; step += kStepsAtOnce) {
           typename Dot::Acc acc[kRows][kVectors];
-          EH2O_UNROLL(r, kRows) {
-            EH2O_UNROLL(v, kVectors) acc[r][v] = Dot::start(dot[r][v]);
+          EH2O_UNROLL_FOR(r, kRows) {
+            EH2O_UNROLL_FOR(v, kVectors) acc[r][v] = Dot::start(dot[r][v]);
           }
           unroll<kStepsAtOnce>([&](auto) {
             I8 weights[kVectors];
-            EH2O_UNROLL(v, kVectors) weights[v] = load_i8(w_quants + v * 4 * kLanes);
-            EH2O_UNROLL(g, kRows / Dot::kXRows) {
+            EH2O_UNROLL_FOR(v, kVectors) weights[v] = load_i8(w_quants + v * 4 * kLanes);
+            EH2O_UNROLL_FOR(g, kRows / Dot::kXRows) {
               const typename Dot::X values = Dot::load_x(x_quants + g * 4 * Dot::kXRows);
               unroll<Dot::kXRows>([&](auto i) {
-                EH2O_UNROLL(v, kVectors) {
+                EH2O_UNROLL_FOR(v, kVectors) {
                   auto& a = acc[g * Dot::kXRows + i][v];
                   a = Dot::template add<i>(a, weights[v], values);
                 }
@@ -242,19 +242,19 @@ EH2O_INLINE void gemm_q8_tile(float* c,          // [n_rows][c_stride]
             w_quants += 4 * kCols;
             x_quants += 4 * kRows;
           });
-          EH2O_UNROLL(r, kRows) {
-            EH2O_UNROLL(v, kVectors) dot[r][v] = Dot::finish(acc[r][v], dot[r][v]);
+          EH2O_UNROLL_FOR(r, kRows) {
+            EH2O_UNROLL_FOR(v, kVectors) dot[r][v] = Dot::finish(acc[r][v], dot[r][v]);
           }
         }
       }
-      EH2O_UNROLL(v, kVectors) {
+      EH2O_UNROLL_FOR(v, kVectors) {
         const DotScale scale(load(w_scale + sub * kCols + v * kLanes));
-        EH2O_UNROLL(r, kRows) sum[r][v] = mul_add(scale.times(dot[r][v]), set1(rows.scale[r]), sum[r][v]);
+        EH2O_UNROLL_FOR(r, kRows) sum[r][v] = mul_add(scale.times(dot[r][v]), set1(rows.scale[r]), sum[r][v]);
       }
       if constexpr (Traits::kHasMin) {
-        EH2O_UNROLL(r, kRows) {
+        EH2O_UNROLL_FOR(r, kRows) {
           const F32 total = set1(totals[sub * kRows + r]);
-          EH2O_UNROLL(v, kVectors)
+          EH2O_UNROLL_FOR(v, kVectors)
             sum[r][v] = mul_add(total, load(w_min + sub * kCols + v * kLanes), sum[r][v]);
         }
       }
@@ -263,7 +263,7 @@ EH2O_INLINE void gemm_q8_tile(float* c,          // [n_rows][c_stride]
     w += UnpackedSizes<kFormat, kKind>::kRecordPerColumn * kCols;
   }
 
-  EH2O_UNROLL(r, kRows) store_tile_row<kVectors>(c + r * c_stride, sum[r], r < n_rows ? n_cols : 0);
+  EH2O_UNROLL_FOR(r, kRows) store_tile_row<kVectors>(c + r * c_stride, sum[r], r < n_rows ? n_cols : 0);
 }
 
 }  // namespace edgeh2o::EH2O_ISA

@@ -37,9 +37,9 @@ EH2O_INLINE void add_record(simd::I32 (&sum)[kRows][simd::kGemmQ8Vectors], const
   constexpr size_t kVectors = kGemmQ8Vectors, kSteps = Format::kDepth / 4;
   unroll<kBlock / Format::kDepth>([&](auto part) EH2O_INLINE_LAMBDA {
     I32 dot[kChains][kRows][kVectors];
-    EH2O_UNROLL(r, kRows) {
+    EH2O_UNROLL_FOR(r, kRows) {
       const I32 start = word_start<kFormat, Dot>(x, part, r);
-      EH2O_UNROLL(v, kVectors) {
+      EH2O_UNROLL_FOR(v, kVectors) {
         dot[0][r][v] = start;
         if constexpr (kChains == 2) dot[1][r][v] = set1_i32(0);
       }
@@ -47,19 +47,19 @@ EH2O_INLINE void add_record(simd::I32 (&sum)[kRows][simd::kGemmQ8Vectors], const
     unroll<kSteps>([&](auto i) EH2O_INLINE_LAMBDA {
       constexpr size_t kStep = part * kSteps + i;
       I8 columns[kVectors];
-      EH2O_UNROLL(v, kVectors) {
+      EH2O_UNROLL_FOR(v, kVectors) {
         columns[v] = load(Index<kStep>{}, v);
       }
-      EH2O_UNROLL(r, kRows) {
-        EH2O_UNROLL(v, kVectors) {
+      EH2O_UNROLL_FOR(r, kRows) {
+        EH2O_UNROLL_FOR(v, kVectors) {
           I32& d = dot[i % kChains][r][v];
           d = Dot::add(d, columns[v], x.quants + 4 * (kStep * kRows + r));
         }
       }
     });
-    EH2O_UNROLL(v, kVectors) {
+    EH2O_UNROLL_FOR(v, kVectors) {
       const I32 fine = scale(part * Format::kDepth / Format::Traits::kSubBlock, v);
-      EH2O_UNROLL(r, kRows) {
+      EH2O_UNROLL_FOR(r, kRows) {
         I32 whole = dot[0][r][v];
         if constexpr (kChains == 2) whole = Dot::add_parts(whole, dot[1][r][v]);
         sum[r][v] = Dot::add_scaled(sum[r][v], whole, fine);
@@ -75,10 +75,10 @@ EH2O_INLINE void add_super_block(simd::F32 (&total)[kRows][simd::kGemmQ8Vectors]
                                  const float* x_scale) {
   using namespace simd;
   F32 d[kGemmQ8Vectors];
-  EH2O_UNROLL(v, kGemmQ8Vectors) d[v] = coarse(v);
-  EH2O_UNROLL(r, kRows) {
+  EH2O_UNROLL_FOR(v, kGemmQ8Vectors) d[v] = coarse(v);
+  EH2O_UNROLL_FOR(r, kRows) {
     const F32 scale = set1(x_scale[r]);
-    EH2O_UNROLL(v, kGemmQ8Vectors)
+    EH2O_UNROLL_FOR(v, kGemmQ8Vectors)
       total[r][v] = mul_add(mul(Dot::to_f32(sum[r][v]), d[v]), scale, total[r][v]);
   }
 }
@@ -95,15 +95,15 @@ EH2O_INLINE void add_mins(simd::F32 (&total)[kRows][simd::kGemmQ8Vectors], const
   }
   asm("" : "+m"(halves));  // broadcast from memory, not from registers, on a port of the products
   I32 sum[kRows][kGemmQ8Vectors];
-  EH2O_UNROLL(r, kRows) {
-    EH2O_UNROLL(v, kGemmQ8Vectors) sum[r][v] = set1_i32(0);
+  EH2O_UNROLL_FOR(r, kRows) {
+    EH2O_UNROLL_FOR(v, kGemmQ8Vectors) sum[r][v] = set1_i32(0);
   }
   for (size_t i = 0; i < n_records; ++i) {
     I32 mins[kGemmQ8Vectors];
-    EH2O_UNROLL(v, kGemmQ8Vectors) mins[v] = load(i, v);
-    EH2O_UNROLL(r, kRows) {
+    EH2O_UNROLL_FOR(v, kGemmQ8Vectors) mins[v] = load(i, v);
+    EH2O_UNROLL_FOR(r, kRows) {
       const I32 row = set1_i32(halves[i][r]);
-      EH2O_UNROLL(v, kGemmQ8Vectors) sum[r][v] = Dot::add_scaled(sum[r][v], row, mins[v]);
+      EH2O_UNROLL_FOR(v, kGemmQ8Vectors) sum[r][v] = Dot::add_scaled(sum[r][v], row, mins[v]);
     }
   }
   add_super_block<Dot>(total, sum, coarse, reinterpret_cast<const float*>(x));
@@ -129,35 +129,35 @@ EH2O_INLINE void add_bytes(simd::F32 (&total)[kRows][simd::kGemmQ8Vectors], cons
     asm("" : "+m"(starts));
   }
   I32 sum[kQ8Chains][kRows][kVectors];
-  EH2O_UNROLL(chain, kQ8Chains) {
-    EH2O_UNROLL(r, kRows) {
-      EH2O_UNROLL(v, kVectors) sum[chain][r][v] = set1_i32(chain == 0 ? starts[r] : 0);
+  EH2O_UNROLL_FOR(chain, kQ8Chains) {
+    EH2O_UNROLL_FOR(r, kRows) {
+      EH2O_UNROLL_FOR(v, kVectors) sum[chain][r][v] = set1_i32(chain == 0 ? starts[r] : 0);
     }
   }
   for (size_t i = 0; i < n_records; ++i) {
     const int8_t* quants = ActivationRecord<kRows>(x).quants;
-    EH2O_UNROLL(step, kBlock / 4) {
+    EH2O_UNROLL_FOR(step, kBlock / 4) {
       I8 columns[kVectors];
-      EH2O_UNROLL(v, kVectors)
+      EH2O_UNROLL_FOR(v, kVectors)
         columns[v] = load_i8(w + (Sizes::kQuantsFrom + 4 * step) * kCols + 4 * v * kLanes);
-      EH2O_UNROLL(r, kRows) {
-        EH2O_UNROLL(v, kVectors) {
+      EH2O_UNROLL_FOR(r, kRows) {
+        EH2O_UNROLL_FOR(v, kVectors) {
           I32& s = sum[step % kQ8Chains][r][v];
           s = Dot::add(s, columns[v], quants + 4 * (step * kRows + r));
         }
       }
     }
-    EH2O_UNROLL(chain, kQ8Chains) {  // gcc 12 would spill and copy them
-      EH2O_UNROLL(r, kRows) {
-        EH2O_UNROLL(v, kVectors) sum[chain][r][v] = keep(sum[chain][r][v]);
+    EH2O_UNROLL_FOR(chain, kQ8Chains) {  // gcc 12 would spill and copy them
+      EH2O_UNROLL_FOR(r, kRows) {
+        EH2O_UNROLL_FOR(v, kVectors) sum[chain][r][v] = keep(sum[chain][r][v]);
       }
     }
     x += kStride;
     w += Sizes::kRecordPerColumn * kCols;
   }
   if constexpr (kQ8Chains == 2) {
-    EH2O_UNROLL(r, kRows) {
-      EH2O_UNROLL(v, kVectors) sum[0][r][v] = add_i32(sum[0][r][v], sum[1][r][v]);
+    EH2O_UNROLL_FOR(r, kRows) {
+      EH2O_UNROLL_FOR(v, kVectors) sum[0][r][v] = add_i32(sum[0][r][v], sum[1][r][v]);
     }
   }
   add_super_block<Dot>(total, sum[0], coarse, x_scale);
@@ -172,8 +172,8 @@ EH2O_INLINE void add_words(simd::F32 (&total)[kRows][simd::kGemmQ8Vectors], cons
   constexpr size_t kCols = kGemmQ8Columns;
   const float* x_scale = reinterpret_cast<const float*>(x);
   I32 sum[kRows][kGemmQ8Vectors];
-  EH2O_UNROLL(r, kRows) {
-    EH2O_UNROLL(v, kGemmQ8Vectors) sum[r][v] = set1_i32(0);
+  EH2O_UNROLL_FOR(r, kRows) {
+    EH2O_UNROLL_FOR(v, kGemmQ8Vectors) sum[r][v] = set1_i32(0);
   }
   for (size_t i = 0; i < n_records; ++i) {
     add_record<kFormat, Dot, 1>(
@@ -197,7 +197,7 @@ EH2O_INLINE void gemm_words_tile(float* c, size_t c_stride, const uint8_t* x, co
   using Sizes = UnpackedSizes<kFormat, kKind>;
   constexpr size_t kRows = kGemmQ8Rows, kVectors = kGemmQ8Vectors, kCols = kGemmQ8Columns;
   F32 total[kRows][kVectors];
-  EH2O_UNROLL(r, kRows) {
+  EH2O_UNROLL_FOR(r, kRows) {
     load_tile_row<kVectors>(total[r], c + r * c_stride, accumulate && r < n_rows ? n_cols : 0);
   }
   for (size_t first = 0; first < n_records; first += kSuperRecords) {
@@ -222,7 +222,7 @@ EH2O_INLINE void gemm_words_tile(float* c, size_t c_stride, const uint8_t* x, co
     x += count * kActivationRecordPerRow * kRows;
     w += count * Sizes::kRecordPerColumn * kCols;
   }
-  EH2O_UNROLL(r, kRows) store_tile_row<kVectors>(c + r * c_stride, total[r], r < n_rows ? n_cols : 0);
+  EH2O_UNROLL_FOR(r, kRows) store_tile_row<kVectors>(c + r * c_stride, total[r], r < n_rows ? n_cols : 0);
 }
 
 // A few rows, as gemv_q8.
@@ -234,7 +234,7 @@ __attribute__((flatten)) void gemv_words(float* y, size_t y_stride, const uint8_
   constexpr size_t kVectors = kGemmQ8Vectors;
   constexpr size_t kChains = kRows == 1 ? kQ8Chains : 1;
   F32 total[kRows][kVectors];
-  EH2O_UNROLL(r, kRows) {
+  EH2O_UNROLL_FOR(r, kRows) {
     load_tile_row<kVectors>(total[r], y + r * y_stride, accumulate && r < n_rows ? n_cols : 0);
   }
   RecordReader<kFormat> weights(w);
@@ -242,8 +242,8 @@ __attribute__((flatten)) void gemv_words(float* y, size_t y_stride, const uint8_
     const size_t end = n_records - first < kSuperRecords ? n_records : first + kSuperRecords;
     const uint8_t *super_x = x, *scales = nullptr;
     I32 sum[kRows][kVectors];
-    EH2O_UNROLL(r, kRows) {
-      EH2O_UNROLL(v, kVectors) sum[r][v] = set1_i32(0);
+    EH2O_UNROLL_FOR(r, kRows) {
+      EH2O_UNROLL_FOR(v, kVectors) sum[r][v] = set1_i32(0);
     }
     for (size_t record = first; record < end; ++record) {
       weights.enter(record);
@@ -268,7 +268,7 @@ __attribute__((flatten)) void gemv_words(float* y, size_t y_stride, const uint8_
           });
     }
   }
-  EH2O_UNROLL(r, kRows) store_tile_row<kVectors>(y + r * y_stride, total[r], r < n_rows ? n_cols : 0);
+  EH2O_UNROLL_FOR(r, kRows) store_tile_row<kVectors>(y + r * y_stride, total[r], r < n_rows ? n_cols : 0);
 }
 
 }  // namespace edgeh2o::EH2O_ISA

@@ -13,8 +13,8 @@ class RecordReader {
 
  public:
   EH2O_INLINE explicit RecordReader(const uint8_t* panel) : record_(panel) {
-    if constexpr (WordFormat<kFormat>::kExists) {
-      EH2O_UNROLL(v, kVectors) d_[v] = negated_dmin_[v] = simd::zero();
+    if constexpr (Traits::kTwoLevel) {  // gcc does not see that the first record sets them
+      EH2O_UNROLL_FOR(v, kVectors) d_[v] = negated_dmin_[v] = simd::zero();
     }
   }
 
@@ -24,7 +24,7 @@ class RecordReader {
     if constexpr (Traits::kTwoLevel) {
       if (record % kSuperRecords == 0) {
         const uint16_t* header = reinterpret_cast<const uint16_t*>(record_);
-        EH2O_UNROLL(v, kVectors) {
+        EH2O_UNROLL_FOR(v, kVectors) {
           d_[v] = simd::load_f16(header + v * simd::kLanes);
           if constexpr (Traits::kUnit != 1.0f) d_[v] = simd::mul(d_[v], simd::set1(Traits::kUnit));
           if constexpr (Traits::kHasMin) {
@@ -178,7 +178,7 @@ __attribute__((flatten)) void gemv_q8(float* y, size_t y_stride, const uint8_t* 
   constexpr size_t kChains = kRows == 1 ? kQ8Chains : 1;  // so that the latency of a product is hidden
 
   F32 sum[kRows][kVectors];
-  EH2O_UNROLL(r, kRows)
+  EH2O_UNROLL_FOR(r, kRows)
     load_tile_row<kVectors>(sum[r], y + r * y_stride, accumulate && r < n_rows ? n_cols : 0);
   RecordReader<kFormat> weights(w);
   for (size_t record = 0; record < n_records; ++record) {
@@ -188,14 +188,14 @@ __attribute__((flatten)) void gemv_q8(float* y, size_t y_stride, const uint8_t* 
     const ActivationRecord<kRows> row(x);
     unroll<kSubBlocks>([&](auto sub) EH2O_INLINE_LAMBDA {
       I32 dot[kRows][kVectors];
-      EH2O_UNROLL(r, kRows) {
+      EH2O_UNROLL_FOR(r, kRows) {
         const I32 start = Offset::start(row, sub, r);
-        EH2O_UNROLL(v, kVectors) dot[r][v] = start;
+        EH2O_UNROLL_FOR(v, kVectors) dot[r][v] = start;
       }
       unroll<kSteps / kStepsAtOnce>([&](auto part) EH2O_INLINE_LAMBDA {
         typename Dot::Acc acc[kChains][kRows][kVectors];
-        EH2O_UNROLL(r, kRows) {
-          EH2O_UNROLL(v, kVectors) {
+        EH2O_UNROLL_FOR(r, kRows) {
+          EH2O_UNROLL_FOR(v, kVectors) {
             acc[0][r][v] = Dot::start(dot[r][v]);
             if constexpr (kChains == 2) acc[1][r][v] = Dot::start(set1_i32(0));
           }
@@ -204,18 +204,18 @@ __attribute__((flatten)) void gemv_q8(float* y, size_t y_stride, const uint8_t* 
         unroll<kStepsAtOnce>([&](auto i) EH2O_INLINE_LAMBDA {
           constexpr size_t kStep = sub * kSteps + part * kStepsAtOnce + i;
           I8 columns[kVectors];
-          EH2O_UNROLL(v, kVectors) columns[v] = load_weights<kFormat, kStep, true>(w_quants, v);
+          EH2O_UNROLL_FOR(v, kVectors) columns[v] = load_weights<kFormat, kStep, true>(w_quants, v);
           unroll<kRows>([&](auto r) {
             constexpr size_t kIndex = kStep * kRows + r;  // a load of x holds several steps or rows
             if constexpr (kIndex % kXRows == 0) values = Dot::load_x(row.quants + 4 * kIndex);
-            EH2O_UNROLL(v, kVectors) {
+            EH2O_UNROLL_FOR(v, kVectors) {
               auto& a = acc[i % kChains][r][v];
               a = Dot::template add<kIndex % kXRows>(a, columns[v], values);
             }
           });
         });
-        EH2O_UNROLL(r, kRows) {
-          EH2O_UNROLL(v, kVectors) {
+        EH2O_UNROLL_FOR(r, kRows) {
+          EH2O_UNROLL_FOR(v, kVectors) {
             dot[r][v] = Dot::finish(acc[0][r][v], dot[r][v]);
             if constexpr (kChains == 2) {
               dot[r][v] = add_i32(dot[r][v], Dot::finish(acc[1][r][v], set1_i32(0)));
@@ -223,21 +223,21 @@ __attribute__((flatten)) void gemv_q8(float* y, size_t y_stride, const uint8_t* 
           }
         }
       });
-      EH2O_UNROLL(v, kVectors) {
+      EH2O_UNROLL_FOR(v, kVectors) {
         const DotScale scale(weights.scale(sub, v));
-        EH2O_UNROLL(r, kRows) sum[r][v] = mul_add(scale.times(dot[r][v]), set1(row.scale[r]), sum[r][v]);
+        EH2O_UNROLL_FOR(r, kRows) sum[r][v] = mul_add(scale.times(dot[r][v]), set1(row.scale[r]), sum[r][v]);
       }
       if constexpr (Traits::kHasMin) {
-        EH2O_UNROLL(v, kVectors) {
+        EH2O_UNROLL_FOR(v, kVectors) {
           const F32 min = weights.min(sub, v);
-          EH2O_UNROLL(r, kRows)
+          EH2O_UNROLL_FOR(r, kRows)
             sum[r][v] = mul_add(set1(row.template sum<kSubBlocks>(sub, r)), min, sum[r][v]);
         }
       }
     });
     x += kActivationRecordPerRow * kRows;
   }
-  EH2O_UNROLL(r, kRows) store_tile_row<kVectors>(y + r * y_stride, sum[r], r < n_rows ? n_cols : 0);
+  EH2O_UNROLL_FOR(r, kRows) store_tile_row<kVectors>(y + r * y_stride, sum[r], r < n_rows ? n_cols : 0);
 }
 
 }  // namespace edgeh2o::EH2O_ISA

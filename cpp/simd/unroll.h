@@ -11,7 +11,7 @@
 
 // A loop over registers whose index need not be a constant expression. Each instance of unroll()'s lambda is
 // a function to the compiler: with these loops a set of kernels compiles in half the time.
-#define EH2O_UNROLL(i, n) _Pragma("GCC unroll 64") for (size_t i = 0; i < (n); ++i)
+#define EH2O_UNROLL_FOR(i, n) _Pragma("GCC unroll 64") for (size_t i = 0; i < (n); ++i)
 
 namespace edgeh2o::EH2O_ISA::simd {
 

@@ -24,6 +24,7 @@
 #include "cuda/kernels/multiply.cuh"
 #include "cuda/kernels/recurrent.cuh"
 #include "cuda/kernels/rows.cuh"
+#include "cuda/kernels/selection.cuh"
 #include "cuda/kernels/ssd.cuh"
 
 namespace edgeh2o::cuda {

@@ -5,7 +5,7 @@
 // GPU what it chooses on the CPU. Weights of values are rounded to f16, as the values are.
 #pragma once
 
-#include "cuda/kernels/attend.cuh"
+#include "cuda/kernels/attend_rows.cuh"
 
 namespace edgeh2o::cuda {
 

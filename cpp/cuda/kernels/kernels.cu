@@ -5,4 +5,5 @@
 #include "cuda/kernels/multiply.cuh"
 #include "cuda/kernels/recurrent.cuh"
 #include "cuda/kernels/rows.cuh"
+#include "cuda/kernels/selection.cuh"
 #include "cuda/kernels/ssd.cuh"
