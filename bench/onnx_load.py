@@ -23,7 +23,9 @@ DEFAULT_PROMPT = "The capital of France is"
 CONTEXT = 512  # of both sides, whose caches would else be as long as the model was trained for
 # What the peer does with a folder and a prompt, to its first token.
 PEER_PROGRAM = """
+import os
 import sys
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime_genai as og
 
 folder, prompt, n_threads, context = sys.argv[1:]

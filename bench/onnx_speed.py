@@ -34,7 +34,7 @@ class WholeModel:
     """One onnxruntime session over the graph as it is, with a shared cache in float32."""
 
     def __init__(self, path: Path, n_threads: int, max_context: int) -> None:
-        import onnxruntime
+        from edgeh2o.onnx.packages import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = n_threads

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from edgeh2o.onnx.packages import onnxruntime  # first: what is started sends nothing
 from tests.onnx.exported import N_TOKENS, ROOT, VOCABULARY, WINDOW, read_tokens
 
 SIZES: dict[str, Any] = {
@@ -168,7 +169,6 @@ def expected_logits(path: Path) -> Any:
     Where genai_config.json names a window and no node does, all nodes get it.
     """
     import onnx
-    import onnxruntime
 
     model = onnx.load(path, load_external_data=False)
     for node in model.graph.node:

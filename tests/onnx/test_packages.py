@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +56,23 @@ def test_nothing_is_sent_of_what_is_run(tmp_path: Path) -> None:
         )
         assert result.stdout == f"{expected}\n"
         assert given or list(tmp_path.iterdir()) == []
+
+
+def test_no_script_imports_onnxruntime_by_itself() -> None:
+    """Those of bench and tools did, and had it send what they ran."""
+    root = Path(packages.__file__).parents[2]
+    found = []
+    for folder in ("edgeh2o", "bench", "tools", "examples"):
+        for path in sorted((root / folder).rglob("*.py")):
+            text = path.read_text("utf-8")
+            at_run_time = re.sub(r"(?m)^if TYPE_CHECKING:\n(?:(?: .*)?\n)+", "", text)
+            for node in ast.walk(ast.parse(at_run_time)):
+                names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+                if isinstance(node, ast.ImportFrom) and not node.level:
+                    names = [node.module or ""]
+                if any(name.partition(".")[0].startswith("onnxruntime") for name in names):
+                    found.append(path.relative_to(root).as_posix())
+    assert found == ["edgeh2o/onnx/packages.py"]
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxruntime"])
