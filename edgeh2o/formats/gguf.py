@@ -8,7 +8,8 @@ from typing import final
 
 from ..errors import FormatError
 from .foreign_magic import PROBE_BYTES, describe_foreign_file
-from .gguf_header import MAGIC, GgufHeader, TensorInfo, read_header
+from .gguf_cursor import MAGIC
+from .gguf_header import GgufHeader, TensorInfo, read_header
 from .metadata import Metadata, MetadataValue, quote
 from .open_file import OpenFile, open_regular_file, read_at
 

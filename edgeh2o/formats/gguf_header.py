@@ -1,18 +1,15 @@
 """Parser of a GGUF header: counts, metadata, tensor list. Everything in the file is untrusted.
 
-Each count is checked once against the bytes that are left, before anything is allocated for it;
-sizes are Python integers, so no product wraps. Only little-endian files of version 2 and 3 are
-read. Memory and time are bounded by the header's real size, and that by ``MAX_HEADER_BYTES``.
+Its bytes come by a ``HeaderCursor``, which bounds what is believed of them. Sizes are Python
+integers, so no product wraps. Only little-endian files of version 2 and 3 are read.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from .. import _core
 from ..errors import FormatError
+from .gguf_cursor import MAX_HEADER_BYTES, HeaderCursor, ReadBytes
 from .gguf_types import (
     FOREIGN_TENSOR_TYPES,
     IK_TENSOR_TYPES,
@@ -21,27 +18,18 @@ from .gguf_types import (
     TENSOR_TYPES,
     ValueType,
 )
-from .metadata import Metadata, StoredNumbers, StoredStrings, StoredValue, quote
+from .metadata import Metadata, StoredNumbers, StoredValue, quote
 
-MAGIC = b"GGUF"
 ALIGNMENT_KEY = "general.alignment"
 DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 2**20
-# The header of a 260k-token vocabulary with merges takes about 10 MiB.
-MAX_HEADER_BYTES = 64 * 2**20
 MAX_KEYS = 2**16
 MAX_TENSORS = 2**18
 MAX_KEY_BYTES = 2**16 - 1
 MAX_TENSOR_NAME_BYTES = 63
 MAX_DIMS = 4
 MAX_TENSOR_VALUES = 2**62
-FIRST_READ_BYTES = 2**20
 
-# Gives ``n_bytes`` of the file from ``offset`` on, never fewer: (offset, n_bytes) -> bytes.
-ReadBytes = Callable[[int, int], bytes]
-
-_U32 = struct.Struct("<I")
-_U64 = struct.Struct("<Q")
 _VALUE_TYPES = {int(kind): kind for kind in ValueType}
 
 # Smallest possible entries: key length, key, type, value; name length, name, dims, type, offset.
@@ -96,7 +84,7 @@ def read_header(read: ReadBytes, file_bytes: int) -> GgufHeader:
 
     Raises ``FormatError`` that names the key or the tensor and the byte offset.
     """
-    cursor = _Cursor(read, file_bytes)
+    cursor = HeaderCursor(read, file_bytes)
     version = _read_version(cursor)
     n_tensors = cursor.count("the number of tensors", _MIN_TENSOR_BYTES, MAX_TENSORS)
     n_keys = cursor.count("the number of metadata keys", _MIN_KEY_BYTES, MAX_KEYS)
@@ -130,135 +118,7 @@ def read_header(read: ReadBytes, file_bytes: int) -> GgufHeader:
     return GgufHeader(version, alignment, data_offset, Metadata(values), tensors)
 
 
-class _Cursor:
-    """Bounded reads of a file. ``place`` is what is being read, for the messages.
-
-    ``data`` is the file's start so far; ``require`` reads on, so that a small header costs little.
-    """
-
-    __slots__ = ("data", "end", "file_bytes", "place", "position", "read")
-
-    def __init__(self, read: ReadBytes, file_bytes: int) -> None:
-        self.read = read
-        self.file_bytes = file_bytes
-        self.data = b""
-        self.end = min(file_bytes, MAX_HEADER_BYTES)
-        self.position = len(MAGIC)
-        self.place = "header"
-
-    def error(self, what: str) -> FormatError:
-        return FormatError(f"{self.place} (at byte {self.position}): {what}")
-
-    def require(self, n_bytes: int, what: str) -> None:
-        """Checks that ``n_bytes`` are left and makes ``data`` hold them."""
-        if n_bytes <= len(self.data) - self.position:
-            return
-        if n_bytes <= self.end - self.position:
-            self.load(self.position + n_bytes)
-            return
-        if self.end < self.file_bytes:
-            raise self.error(
-                f"{what} takes {n_bytes} bytes and the header would pass "
-                f"{MAX_HEADER_BYTES} bytes; the file is damaged"
-            )
-        raise self.error(
-            f"{what} takes {n_bytes} bytes, but the file has {self.end - self.position} left; "
-            "it is truncated or damaged, fetch it again"
-        )
-
-    def load(self, stop: int) -> None:
-        """Makes ``data`` reach ``stop`` at least; doubling keeps the copies few."""
-        stop = min(max(stop, 2 * len(self.data), FIRST_READ_BYTES), self.end)
-        self.data += self.read(len(self.data), stop - len(self.data))
-
-    def scalar(self, code: struct.Struct, what: str) -> int | float:
-        self.require(code.size, what)
-        value: int | float = code.unpack_from(self.data, self.position)[0]
-        self.position += code.size
-        return value
-
-    def u32(self, what: str) -> int:
-        return int(self.scalar(_U32, what))
-
-    def u64(self, what: str) -> int:
-        return int(self.scalar(_U64, what))
-
-    def count(self, what: str, min_item_bytes: int, limit: int) -> int:
-        """A count of entries that follow, each of at least ``min_item_bytes`` bytes."""
-        value = self.u64(what)
-        if value > limit:
-            raise self.error(f"{what} is {value}, at most {limit} are read; the file is damaged")
-        self.require(value * min_item_bytes, f"{what} is {value}, which")
-        return value
-
-    def string(self, what: str, limit: int = MAX_HEADER_BYTES) -> str:
-        length = self.u64(f"the length of {what}")
-        if length > limit:
-            raise self.error(f"{what} has {length} bytes, at most {limit} are read")
-        self.require(length, what)
-        raw = self.data[self.position : self.position + length]
-        try:
-            text = raw.decode("utf-8")
-        except UnicodeDecodeError as problem:
-            raise self.error(f"{what} is not UTF-8 text: {problem.reason}") from None
-        self.position += length
-        return text
-
-    def name(self, what: str, limit: int) -> str:
-        text = self.string(what, limit)
-        if not text:
-            raise self.error(f"{what} is empty")
-        if "\0" in text:
-            raise self.error(f"{what} {quote(text)} contains a NUL byte")
-        return text
-
-    def strings(self, count: int) -> StoredStrings:
-        """An array of strings, each a length and its bytes."""
-        begin = self.position
-        n_found = 0
-        while n_found < count:
-            n_found += self._pass_strings(count - n_found)
-            if n_found == count:
-                break
-            stop = self._end_of_string(n_found)
-            if stop > self.end:
-                is_whole_file = self.end == self.file_bytes
-                limit = "end of the file" if is_whole_file else "largest header that is read"
-                raise self.error(
-                    f"item {n_found} of {count} strings reaches beyond the {limit}; "
-                    "the file is truncated or damaged, fetch it again"
-                )
-            self.load(stop)
-        return StoredStrings(self.data[begin : self.position], count)
-
-    def _pass_strings(self, count: int) -> int:
-        """Moves behind those of ``count`` strings that ``data`` holds; returns their number.
-
-        In C++: a loop of Python's would be nearly all of the time of opening a file.
-        """
-        n_found, self.position = _core.count_strings(self.data, self.position, count)
-        return n_found
-
-    def _end_of_string(self, index: int) -> int:
-        """Where the string that could not be passed ends, or its length as long as that is cut.
-
-        Raises FormatError for one that is there whole, and so is not UTF-8.
-        """
-        start = self.position + _U64.size
-        if start > len(self.data):
-            return start
-        stop = start + int(_U64.unpack_from(self.data, self.position)[0])
-        if stop <= len(self.data):
-            self.position = start
-            try:
-                self.data[start:stop].decode("utf-8")
-            except UnicodeDecodeError as problem:
-                message = f"item {index} is not UTF-8 text: {problem.reason}"
-                raise self.error(message) from None
-        return stop
-
-
-def _read_version(cursor: _Cursor) -> int:
+def _read_version(cursor: HeaderCursor) -> int:
     version = cursor.u32("the version")
     if version in (2, 3):
         return version
@@ -273,7 +133,7 @@ def _read_version(cursor: _Cursor) -> int:
     )
 
 
-def _read_value_type(cursor: _Cursor) -> ValueType:
+def _read_value_type(cursor: HeaderCursor) -> ValueType:
     number = cursor.u32("the value type")
     kind = _VALUE_TYPES.get(number)
     if kind is None:
@@ -281,7 +141,7 @@ def _read_value_type(cursor: _Cursor) -> ValueType:
     return kind
 
 
-def _read_alignment(cursor: _Cursor, kind: ValueType) -> int:
+def _read_alignment(cursor: HeaderCursor, kind: ValueType) -> int:
     if kind is not ValueType.UINT32:
         raise cursor.error(f"must be of type UINT32, not {kind.name}")
     alignment = cursor.u32("the alignment")
@@ -292,7 +152,7 @@ def _read_alignment(cursor: _Cursor, kind: ValueType) -> int:
     return alignment
 
 
-def _read_value(cursor: _Cursor, kind: ValueType) -> StoredValue:
+def _read_value(cursor: HeaderCursor, kind: ValueType) -> StoredValue:
     if kind is ValueType.STRING:
         return cursor.string("the string")
     if kind is ValueType.ARRAY:
@@ -305,7 +165,7 @@ def _read_value(cursor: _Cursor, kind: ValueType) -> StoredValue:
     return value
 
 
-def _read_array(cursor: _Cursor) -> StoredValue:
+def _read_array(cursor: HeaderCursor) -> StoredValue:
     kind = _read_value_type(cursor)
     if kind is ValueType.ARRAY:
         raise cursor.error("arrays of arrays are not supported")
@@ -324,7 +184,7 @@ def _read_array(cursor: _Cursor) -> StoredValue:
     return StoredNumbers(items, "?")
 
 
-def _read_tensor_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
+def _read_tensor_entry(cursor: HeaderCursor) -> tuple[str, tuple[int, ...], int, int]:
     """Type name, shape, size in bytes and offset inside the data section."""
     n_dims = cursor.u32("the number of dimensions")
     if not 1 <= n_dims <= MAX_DIMS:

@@ -11,7 +11,8 @@ from typing import IO, TYPE_CHECKING
 
 from ..errors import ResourceError
 from .atomic_file import replacing
-from .gguf_header import ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, TensorInfo
+from .gguf_cursor import MAGIC
+from .gguf_header import ALIGNMENT_KEY, DEFAULT_ALIGNMENT, TensorInfo
 from .gguf_types import SCALAR_CODES, TENSOR_TYPES, ValueType
 from .metadata import StoredNumbers, StoredStrings, StoredValue
 

@@ -293,7 +293,7 @@ def test_random_damage_gives_a_file_or_a_format_error(tmp_path: Path) -> None:
 def test_header_beyond_the_limit_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgeh2o.formats.gguf_header.MAX_HEADER_BYTES", 200)
+    monkeypatch.setattr("edgeh2o.formats.gguf_cursor.MAX_HEADER_BYTES", 200)
     path = tmp_path / "long.gguf"
     strings = raw.array(raw.STRING, ["a" * 100, "b" * 100])
     for keys in (

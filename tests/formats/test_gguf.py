@@ -297,7 +297,7 @@ def test_a_header_read_in_pieces_is_the_same(
             {"a": raw.f32_tensor(8)},
         ),
     )
-    monkeypatch.setattr("edgeh2o.formats.gguf_header.FIRST_READ_BYTES", first_read_bytes)
+    monkeypatch.setattr("edgeh2o.formats.gguf_cursor.FIRST_READ_BYTES", first_read_bytes)
     with open_gguf(path) as file:
         assert file.metadata["strings"] == tuple(strings)
         assert file.metadata["numbers"].tolist() == list(range(200))
