@@ -343,11 +343,14 @@ class Session:
         """That of a session file which is made now."""
         return fingerprint_of(self.cache.running, self.model)
 
-    def save(self, path: Path, extra: Mapping[str, Any]) -> None:
+    def save(
+        self, path: Path, extra: Mapping[str, Any], require: Callable[[], None] = lambda: None
+    ) -> None:
         """Writes a session file; one without a cache if there is only ``extra`` to go on from.
 
         Or of whose cache something was evicted. Raises UsageError if there is nothing at all, and
         for an ``extra`` that JSON cannot hold, ResourceError for a cache alone with an eviction.
+        ``require`` is called between two blocks, and what it raises leaves the path as it was.
         """
         from .session_file import check_extra, write_session
 
@@ -380,6 +383,7 @@ class Session:
                 rows=runner.cached_rows(),
                 document=document,
                 context=self.cache.length,
+                require=require,
             )
 
     def load(self, path: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import json
 import os
 import stat
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -102,8 +102,12 @@ def write_session(
     rows: Iterable[NDArray[np.uint8]],
     document: Mapping[str, Any],
     context: int,
+    require: Callable[[], None] = lambda: None,
 ) -> None:
-    """Writes or replaces ``path`` as one step. Raises ResourceError; the old file then remains."""
+    """Writes or replaces ``path`` as one step. Raises ResourceError; the old file then remains.
+
+    And what ``require`` raises, which is called between two blocks.
+    """
     logits = b"" if state.prompt_logits is None else _little_endian(state.prompt_logits, "<f4")
     tokens = _little_endian(np.array(state.token_ids, np.int32), "<i4")
     parts = [tokens, json.dumps(document).encode("ascii"), state.core, logits]
@@ -122,12 +126,12 @@ def write_session(
     try:
         with replacing(path) as file:
             prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, len(header))
-            for block in (prefix, header, *parts, *state.marks):
+            blocks: list[bytes | memoryview] = [prefix, header, *parts, *state.marks]
+            for block in (*blocks, *(row.data for row in all_rows)):
+                require()
                 digest.update(block)
                 file.write(block)
-            for row in all_rows:
-                digest.update(row.data)
-                file.write(row.data)
+            require()
             file.write(digest.digest())
     except OSError as error:
         raise ResourceError(

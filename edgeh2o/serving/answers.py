@@ -74,14 +74,18 @@ class AnswerEngine:
         self.pool.close()
         self.scheduler.close()
 
+    def give_up_saving(self) -> None:
+        """Has ``close`` wait for the disk no more, if it does; for signal handlers."""
+        self.pool.give_up_saving()
+
     def open_prompt(self, request: GenerationRequest) -> Prompt:
         """The prompt of a request. Raises as ``PromptReader`` does."""
+        given = request.prompt
+        # Texts between token ids become tokens, which others do not wait for.
+        text = given if isinstance(given, str) else join_prompt(given, self.tokenizer)
         with self.pool.prompt_lock:
             prompts = self.pool.prompts
             if request.kind == "text":
-                text = request.prompt
-                if not isinstance(text, str):
-                    return prompts.open(join_prompt(text, self.tokenizer))
                 return prompts.open(text)
             messages, variables = list(request.messages), dict(request.template_variables)
             offered = request.tools if request.tool_choice.mode != "none" else ()

@@ -6,6 +6,7 @@ import asyncio
 import hmac
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -34,9 +35,11 @@ from .event_stream import HEARTBEAT_S, EventStream
 from .events import Event, Finished
 from .http_body import (
     AllowedHosts,
+    BodyReader,
     HeldBodies,
     error_response,
     read_body,
+    read_request,
     refuse_path,
     require_one_length,
 )
@@ -113,7 +116,7 @@ class _Server:
         ):
             routes += [Route(path, self._guard(handler), methods=post) for path in paths]
         routes += Descriptions(engine, settings, self._admission, self._metrics).routes(self._guard)
-        middleware = [Middleware(HeldBodies)]
+        middleware = [Middleware(HeldBodies), Middleware(BodyReader)]
         if settings.cors_origins:
             middleware.append(
                 Middleware(
@@ -133,6 +136,7 @@ class _Server:
             exception_handlers={HTTPException: refuse_path},  # type: ignore[dict-item]
         )
         self.app.state.drain = lambda: self._admission.drain(DRAIN_S)
+        self.app.state.give_up_saving = engine.give_up_saving
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -140,7 +144,7 @@ class _Server:
             yield
         finally:
             await self._admission.drain(DRAIN_S)
-            self._engine.close()
+            await asyncio.to_thread(self._engine.close)  # signals are heard meanwhile
 
     def _guard(self, handler: Handler) -> Handler:
         """Asks for the key and turns errors into answers."""
@@ -182,25 +186,30 @@ class _Server:
         )
 
     async def _chat(self, request: Request) -> Response:
-        # Nothing else of the body is kept while the request waits.
-        fields, n = take_count(await read_body(request))
-        wanted = repeat_request(read_chat_request(fields, self._settings.sampling), n)
+        def read(fields: Fields) -> tuple[Fields, int, list[GenerationRequest]]:
+            fields, n = take_count(fields)
+            wanted = read_chat_request(fields, self._settings.sampling)
+            return fields, n, repeat_request(wanted, n)
+
+        fields, n, wanted = await read_request(request, read)
         forms, whole = [], WholeObject(n)
         for index, each in enumerate(wanted):
             form = ChatFormat(self._name_for(each), whole, index, include_usage=each.include_usage)
             if fields.flag("verbose"):
                 form.verbose = self._bare_form(fields, each, index)
             forms.append(form)
-        del fields
+        del fields  # nothing else of the body is kept while the request waits
         return await self._respond_to_all(request, wanted, forms, whole.join, n)
 
     async def _complete(self, request: Request) -> Response:
-        fields, n = take_count(await read_body(request))
-        prompts = read_text_requests(fields, self._settings.sampling)
+        def read(fields: Fields) -> tuple[int, list[GenerationRequest]]:
+            fields, n = take_count(fields)
+            return n, read_text_requests(fields, self._settings.sampling)
+
+        n, prompts = await read_request(request, read)
         if len(prompts) * n > MAX_PROMPTS:
             raise ApiError(f"more than {MAX_PROMPTS} answers are wanted", param="n")
         wanted = [each for prompt in prompts for each in repeat_request(prompt, n)]
-        del fields
         usage, whole = wanted[0].include_usage, WholeObject(len(wanted), n)
         forms = [
             TextFormat(self._name_for(each), whole, index, include_usage=usage)
@@ -209,8 +218,10 @@ class _Server:
         return await self._respond_to_all(request, wanted, forms, whole.join, n)
 
     async def _complete_bare(self, request: Request) -> Response:
-        fields = await read_body(request)
-        wanted = read_completion_requests(fields, self._settings.sampling)
+        def read(fields: Fields) -> tuple[Fields, list[GenerationRequest]]:
+            return fields, read_completion_requests(fields, self._settings.sampling)
+
+        fields, wanted = await read_request(request, read)
         forms = [self._bare_form(fields, each, index) for index, each in enumerate(wanted)]
         del fields
         return await self._respond_to_all(request, wanted, forms, list)
@@ -235,36 +246,39 @@ class _Server:
         return await self._respond(request, wanted, form)
 
     async def _message(self, request: Request) -> Response:
-        wanted = read_messages_request(await read_body(request), self._settings.sampling)
+        read = partial(read_messages_request, defaults=self._settings.sampling)
+        wanted = await read_request(request, read)
         return await self._respond(request, wanted, MessagesFormat(self._name_for(wanted)))
 
     async def _respond_to_items(self, request: Request) -> Response:
-        fields = await read_body(request)
-        wanted = read_responses_request(fields, self._settings.sampling)
+        def read(fields: Fields) -> tuple[Fields, GenerationRequest]:
+            return fields, read_responses_request(fields, self._settings.sampling)
+
+        fields, wanted = await read_request(request, read)
         form = ResponsesFormat(self._name_for(wanted), wanted, fields)
         del fields
         return await self._respond(request, wanted, form)
 
     async def _count_tokens(self, request: Request) -> Response:
-        fields, defaults = await read_body(request), self._settings.sampling
-        return await self._count(read_messages_request(fields, defaults, needs_most=False))
+        return await self._count(request, partial(read_messages_request, needs_most=False))
 
     async def _count_of_chat(self, request: Request) -> Response:
-        return await self._count(
-            read_chat_request(await read_body(request), self._settings.sampling)
-        )
+        return await self._count(request, read_chat_request)
 
     async def _count_of_items(self, request: Request) -> Response:
-        wanted = read_responses_request(await read_body(request), self._settings.sampling)
-        return await self._count(wanted, object="response.input_tokens")
+        return await self._count(request, read_responses_request, object="response.input_tokens")
 
-    async def _count(self, wanted: GenerationRequest, **said: str) -> Response:
+    async def _count(
+        self, request: Request, read: Callable[..., GenerationRequest], **said: str
+    ) -> Response:
         """The tokens of its prompt, which is made and not read."""
+        wanted = await read_request(request, partial(read, defaults=self._settings.sampling))
         ids = await asyncio.to_thread(lambda: self._engine.open_prompt(wanted).encode())
         return JSONResponse({**said, "input_tokens": len(ids)})
 
     async def _apply_template(self, request: Request) -> Response:
-        wanted = read_chat_request(await read_body(request), self._settings.sampling)
+        read = partial(read_chat_request, defaults=self._settings.sampling)
+        wanted = await read_request(request, read)
         prompt = await asyncio.to_thread(self._engine.open_prompt, wanted)
         return JSONResponse({"prompt": prompt.text})
 

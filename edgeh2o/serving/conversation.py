@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from ..engine.prompt import Prompt
     from .shared_draft import SharedProvider
 
+_logger = logging.getLogger(__name__)
 
 ANY_SLOT = -1
 
@@ -109,3 +111,18 @@ class Conversation:
         For one that is not at work.
         """
         return PromptShape(len(prompt.encode(self.session.transcript)), n_question)
+
+    def log_departure(self, prompt: Prompt, n_usable: int, n_common: int, slot: int) -> None:
+        """Which token of ``prompt`` made the rest of it useless: clients change the front."""
+        runner = self.runner
+        if runner is None or n_common >= len(runner.token_ids):
+            return
+        ids = prompt.encode(None if self.is_taken_for(slot) else self.session.transcript)
+        if n_common < len(ids):
+            text = self.session.model.tokenizer.decode([int(ids[n_common])])
+            _logger.info(
+                "prompt departs from a kept one at token %d, %r; %d tokens are cached",
+                n_common,
+                text,
+                n_usable,
+            )

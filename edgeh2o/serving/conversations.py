@@ -22,6 +22,7 @@ from .scheduler import Scheduler
 from .shared_draft import share_draft
 from .shared_model import SharedModel
 from .shared_runner import SharedRunner
+from .tokens_aside import NotTokenisedError, TokensAside
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -102,11 +103,16 @@ class ConversationPool:
         that is too long, ResourceError for one that does not fit in memory.
         """
         plan = self.plan if adapter_scales is None else self.plan.with_adapters(adapter_scales)
-        chosen = None
+        aside, chosen = TokensAside(prompt), None
+        aside.make(0)
         while chosen is None:
-            taken, saved = self._with_room(
-                lambda: self._choose(prompt, max_tokens, n_question, plan, slot), require
-            )
+            try:
+                taken, saved = self._with_room(
+                    lambda: self._choose(aside.known, max_tokens, n_question, plan, slot), require
+                )
+            except NotTokenisedError as wanted:
+                aside.make(wanted.start)
+                continue
             if saved is None or self._load(taken, saved):
                 chosen = taken
         try:
@@ -227,6 +233,10 @@ class ConversationPool:
         """Writes what is at rest to the disk, the latest first."""
         self.room.close()
 
+    def give_up_saving(self) -> None:
+        """Has ``close`` write no more, if it writes."""
+        self.room.give_up_saving()
+
     def _choose(
         self, prompt: Prompt, max_tokens: int, n_question: int, plan: RunPlan, slot: int
     ) -> tuple[Conversation, SavedPrefix | None]:
@@ -251,7 +261,7 @@ class ConversationPool:
         if saved is not None:
             return self._new(max(n_tokens, len(saved.token_ids)), max_tokens, plan), saved
         if best is not None and departs is not None:
-            self._log_departure(best, prompt, n_best, departs, slot)
+            best.log_departure(prompt, n_best, departs, slot)
         if best is None or n_best < LEAST_PREFIX:
             return self._begin(n_tokens, max_tokens, plan), None
         runner = best.runner
@@ -265,17 +275,15 @@ class ConversationPool:
                 best.expect(n_tokens, expected)
                 return best, None
         kept = self._new(n_tokens, max_tokens, plan, spared=best)
-        try:
+        expected = kept.expected_bytes
+        with suppress(ResourceError, ValueError), self._gone_if_failed(kept):
             kept.session.begin_as(best.session, n_best, context, n_tokens)
-        except BaseException as error:
-            self.room.kept.remove(kept)
-            if not isinstance(error, (ResourceError, ValueError)):
-                raise
-            if is_taken:
-                return self._begin(n_tokens, max_tokens, plan), None
-            best.expect(n_tokens, kept.expected_bytes)
-            return best, None
-        return kept, None
+            return kept, None
+        # What it held is free: no error holds the frames of the copy.
+        if is_taken:
+            return self._begin(n_tokens, max_tokens, plan), None
+        best.expect(n_tokens, expected)
+        return best, None
 
     def _find_saved(
         self,
@@ -313,11 +321,17 @@ class ConversationPool:
 
     def _read_file(self, kept: Conversation, saved: SavedPrefix) -> None:
         """Takes up a file; one for which that fails is not kept. Raises as ``Session.load``."""
-        try:
+        with self._gone_if_failed(kept):
             kept.session.load(saved.path)
+
+    @contextmanager
+    def _gone_if_failed(self, kept: Conversation) -> Iterator[None]:
+        """A new conversation goes, with what it holds, if what is done with it here fails."""
+        try:
+            yield
         except BaseException:
             with self.room.lock:
-                self.room.kept.remove(kept)
+                self.room.discard(kept)
             raise
 
     def _count_usable(
@@ -353,18 +367,17 @@ class ConversationPool:
         """
         plan, context = self.plan_of(n_tokens, max_tokens)
         self.room.check(plan, min(context, choose_context(self.plan, n_tokens, -1)))
-        kept = self._new(n_tokens, max_tokens, settled)
         while True:
+            kept = self._new(n_tokens, max_tokens, settled)
             try:
-                kept.session.prepare(n_tokens, max_tokens, stays_open=True)
-                break
-            except BaseException as error:
-                self.room.kept.remove(kept)
-                if not isinstance(error, ResourceError) or not self.room.free_some():
+                with self._gone_if_failed(kept):
+                    kept.session.prepare(n_tokens, max_tokens, stays_open=True)
+            except ResourceError:
+                if not self.room.free_some():
                     raise
-                self.room.kept.append(kept)
-        assert kept.runner is not None and kept.runner.max_context >= min(context, n_tokens)
-        return kept
+                continue
+            assert kept.runner is not None and kept.runner.max_context >= min(context, n_tokens)
+            return kept
 
     def _new(
         self, n_tokens: int, max_tokens: int, plan: RunPlan, spared: Conversation | None = None
@@ -376,20 +389,3 @@ class ConversationPool:
         kept.expect(n_tokens, expected)
         self.room.kept.append(kept)
         return kept
-
-    def _log_departure(
-        self, best: Conversation, prompt: Prompt, n_usable: int, n_common: int, slot: int
-    ) -> None:
-        """Which token made the rest of a kept conversation useless: clients change the front."""
-        runner = best.runner
-        if runner is None or n_common >= len(runner.token_ids):
-            return
-        ids = prompt.encode(None if best.is_taken_for(slot) else best.session.transcript)
-        if n_common < len(ids):
-            text = self.model.tokenizer.decode([int(ids[n_common])])
-            _logger.info(
-                "prompt departs from a kept one at token %d, %r; %d tokens are cached",
-                n_common,
-                text,
-                n_usable,
-            )

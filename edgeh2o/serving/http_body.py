@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -18,6 +20,7 @@ from .admission import RETRY_AFTER_S
 from .api_error import ApiError, as_api_error
 from .fields import Fields, parse_array, parse_body
 
+T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 32 * 2**20
@@ -25,8 +28,10 @@ MAX_BODY_BYTES = 32 * 2**20
 MAX_HELD_BYTES = 4 * MAX_BODY_BYTES
 SMALL_BODY_BYTES = 256 * 2**10
 BODY_TIMEOUT_S = 60.0
+# Bodies from that on take milliseconds to read: 7 for 1 MiB of text, 99 for 1.6 MiB of token ids.
+LARGE_BODY_BYTES = 64 * 2**10
 _TOO_MUCH_AT_ONCE = "too_much_at_once"
-_HELD = "edgeh2o.held"
+_HELD, _READER = "edgeh2o.held", "edgeh2o.reader"
 
 
 class HeldBodies:
@@ -63,6 +68,29 @@ class HeldBodies:
             self._n_bytes -= held
 
 
+class BodyReader:
+    """An ASGI application around another: large bodies are read while streams go on.
+
+    One after the other, in the order in which they came, small ones too: requests keep theirs.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._turn = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="edgeh2o-body")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[_READER] = self
+        await self._app(scope, receive, send)
+
+    async def read(self, data: bytes, read: Callable[[bytes], T]) -> T:
+        """What ``read`` makes of ``data``, or raises."""
+        async with self._turn:
+            if len(data) < LARGE_BODY_BYTES:
+                return read(data)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, read, data)
+
+
 class AllowedHosts:
     """An ASGI application around another, which hears only what is sent to one of its names.
 
@@ -89,22 +117,32 @@ class AllowedHosts:
 
 async def read_body(request: Request) -> Fields:
     """The JSON object of a request. Raises ApiError for another type, too much, or too slowly."""
-    return parse_body(await _read_json(request))
+    return await _read_json(request, parse_body)
+
+
+async def read_request(request: Request, read: Callable[[Fields], T]) -> T:
+    """What ``read`` makes of the JSON object, perhaps in a thread.
+
+    Raises as it and ``read_body``.
+    """
+    return await _read_json(request, lambda data: read(parse_body(data)))
 
 
 async def read_array(request: Request, name: str) -> Fields:
     """The JSON array of a request, as the field ``name``. Raises as ``read_body``."""
-    return parse_array(await _read_json(request), name)
+    return await _read_json(request, lambda data: parse_array(data, name))
 
 
-async def _read_json(request: Request) -> bytes:
+async def _read_json(request: Request, read: Callable[[bytes], T]) -> T:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError("the body must be JSON: send 'Content-Type: application/json'", status=415)
     try:
-        return await asyncio.wait_for(_read_stream(request), BODY_TIMEOUT_S)
+        data = await asyncio.wait_for(_read_stream(request), BODY_TIMEOUT_S)
     except asyncio.TimeoutError:
         raise ApiError("the body came too slowly", status=408) from None
+    reader: BodyReader = request.scope[_READER]
+    return await reader.read(data, read)
 
 
 def require_one_length(request: Request) -> None:

@@ -102,8 +102,11 @@ class PrefixDisk:
         with suppress(OSError):
             os.utime(path, (used_at, used_at))
 
-    def save(self, conversation: Conversation) -> None:
-        """Writes a conversation that nobody uses, unless it is there; others go for its room."""
+    def save(self, conversation: Conversation, require: Callable[[], None] = lambda: None) -> None:
+        """Writes a conversation that nobody uses, unless it is there; others go for its room.
+
+        ``require`` raises EdgeH2OError once it is not wanted any more.
+        """
         runner = conversation.runner
         if runner is None or len(runner.token_ids) < LEAST_SAVED:
             return
@@ -111,11 +114,11 @@ class PrefixDisk:
             runner.prepare_to_save()
             if conversation.session.cache.has_open_prompt:
                 with self._locked():
-                    self._save(conversation)
+                    self._save(conversation, require)
         except (EdgeH2OError, OSError) as error:
             _logger.warning("a conversation is not kept on the disk: %s", error)
 
-    def _save(self, conversation: Conversation) -> None:
+    def _save(self, conversation: Conversation, require: Callable[[], None]) -> None:
         runner = conversation.runner
         assert runner is not None
         end = runner.find_mark(len(runner.token_ids))
@@ -143,7 +146,7 @@ class PrefixDisk:
                 self._remove(entry.path)
         self._make_room(n_bytes)
         path = self.folder / _name_of(conversation.session.fingerprint, token_ids)
-        conversation.session.save(path, {})
+        conversation.session.save(path, {}, require)
         self.touch(path, conversation.idle_s)
         self._make_room(0, spared=path)
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from threading import Condition, Lock
+from threading import Condition, RLock
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from ..engine.context_size import OPEN_ANSWER_TOKENS, choose_context, context_li
 from ..engine.memory_fit import RESERVE_BYTES, check_start
 from ..errors import ResourceError
 from ..host import memory
+from .scheduler import CancelledError
 from .shared_runner import SHARED_PARTS
 
 if TYPE_CHECKING:
@@ -61,12 +62,12 @@ class ConversationRoom:
             ram_bytes = memory.available_bytes() // DEFAULT_SHARE
         self._ram_bytes = ram_bytes
         self.kept: list[Conversation] = []
-        self.lock = Lock()
+        self.lock = RLock()
         self._freed = Condition(self.lock)
         self._given_back_at = float("-inf")
         self._leaving: tuple[Conversation, Future[None]] | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="edgeh2o-disk")
-        self._is_closed = False
+        self._is_closed = self._is_given_up = False
 
     @property
     def held_bytes(self) -> int:
@@ -213,7 +214,7 @@ class ConversationRoom:
 
     def _write(self, leaving: Conversation, disk: PrefixDisk) -> None:
         try:
-            disk.save(leaving)
+            disk.save(leaving, self._require_saving)
         except Exception:  # nobody waits for what comes of it
             _logger.exception("a conversation is not kept on the disk")
         finally:
@@ -237,6 +238,14 @@ class ConversationRoom:
         self._trim()
         self._freed.notify_all()
 
+    def discard(self, failed: Conversation) -> None:
+        """One at work that is of no use goes with what it holds, with ``lock``."""
+        self.kept.remove(failed)
+        if failed.n_bytes:
+            self._given_back_at = monotonic()
+        failed.session.close()
+        self._freed.notify_all()
+
     def wait(self) -> None:
         """A while, or until something was freed."""
         self.wait_for_disk(WAIT_S)
@@ -251,6 +260,17 @@ class ConversationRoom:
         if leaving is not None:
             wait([leaving[1]], timeout_s)
 
+    def give_up_saving(self) -> None:
+        """Has ``close``, once it was called, write no more: of the file at hand nothing stays.
+
+        For signal handlers, which may not wait.
+        """
+        self._is_given_up = self._is_closed
+
+    def _require_saving(self) -> None:
+        if self._is_given_up:
+            raise CancelledError("the end of the server was not to wait for the disk")
+
     def close(self) -> None:
         """Writes what is at rest to the disk, the latest first."""
         with self.lock:
@@ -261,7 +281,9 @@ class ConversationRoom:
         if self._disk is None:
             return
         for each in sorted(idle, key=lambda each: each.idle_s):
+            if self._is_given_up:
+                break
             if monotonic() > end:
                 _logger.warning("the disk is too slow to keep all conversations")
                 break
-            self._disk.save(each)
+            self._disk.save(each, self._require_saving)

@@ -16,6 +16,8 @@ from .app import DRAIN_S
 from .timed_protocol import TimedProtocol
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from starlette.applications import Starlette
 
 MAX_CONNECTIONS = 256
@@ -45,7 +47,7 @@ def run_server(
         server_header=False,
         date_header=False,
     )
-    server = _Server(config, on_ready, app.state.drain)
+    server = _Server(config, on_ready, app.state.drain, app.state.give_up_saving)
     server.run(sockets=list(listening))
 
 
@@ -55,9 +57,17 @@ class _Server(uvicorn.Server):
         config: uvicorn.Config,
         on_ready: Callable[[], None] | None,
         drain: Callable[[], Awaitable[None]],
+        give_up_saving: Callable[[], None],
     ) -> None:
         super().__init__(config)
         self._on_ready, self._drain = on_ready, drain
+        self._give_up_saving = give_up_saving
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """As the base; Ctrl-C while conversations go to the disk has none wait for that."""
+        super().handle_exit(sig, frame)
+        if sig == signal.SIGINT:
+            self._give_up_saving()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -76,7 +86,8 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """As the base, which waits for requests; they are told from the beginning on.
 
-        A second Ctrl-C gives them up. What they leave behind is saved all the same.
+        A second Ctrl-C gives them up. What they leave behind is saved all the same, until another
+        Ctrl-C ends that.
         """
         draining = asyncio.ensure_future(self._drain())
         await super().shutdown(sockets=sockets)

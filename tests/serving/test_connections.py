@@ -128,3 +128,36 @@ def test_a_second_signal_does_not_wait(serving_model: Path, tmp_path: Path) -> N
         server.process.kill()
         server.process.wait()
     assert "Traceback" not in server.log
+
+
+def test_ctrl_c_ends_the_waiting_for_the_disk(serving_model: Path, tmp_path: Path) -> None:
+    """It took until all was written, for 30 seconds at most. No part of a file stays."""
+    folder = tmp_path / "kept"
+    code = (
+        "import hashlib, sys, time; from edgeh2o.engine import session_file\n"
+        "class Slow:\n"
+        "    def __init__(self, **options): self._hash = hashlib.blake2b(**options)\n"
+        "    def update(self, data): time.sleep(4); self._hash.update(data)\n"
+        "    def digest(self): return self._hash.digest()\n"
+        "session_file.blake2b = Slow\n"
+        "from edgeh2o.__main__ import main; sys.exit(main())"
+    )
+    arguments = ("--prefix-cache-disk", f"{folder},64M", "-ub", "64", "-b", "256")
+    server = RunningServer(serving_model, tmp_path / "log", arguments, program=("-c", code))
+    fields, headers = {"max_tokens": 1}, {"content-type": "application/json"}
+    try:
+        for first in range(3, 6):
+            body = json.dumps({"prompt": [first] * 400, **fields}).encode()
+            assert fetch(server, "/v1/completions", body, headers).status_code == 200
+        server.process.send_signal(signal.SIGINT)
+        while not list(folder.glob(".edgeh2o-*.tmp")):
+            assert server.process.poll() is None, server.log
+            time.sleep(0.01)
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(20) == 0
+    finally:
+        server.process.kill()
+        server.process.wait()
+    assert not list(folder.glob("*.session")) and not list(folder.glob(".edgeh2o-*.tmp"))
+    assert server.log.count("was not to wait for the disk") == 1
+    assert "Traceback" not in server.log

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import logging
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -10,11 +14,14 @@ import pytest
 from edgeh2o import DenseConfig, PrefillConfig
 from edgeh2o.engine.memory_fit import RESERVE_BYTES
 from edgeh2o.engine.session import Session
+from edgeh2o.engine.session_file import SavedSession
 from edgeh2o.errors import ResourceError
 from edgeh2o.host import memory
 from edgeh2o.serving.answers import AnswerEngine
 from edgeh2o.serving.conversation import Conversation
 from edgeh2o.serving.prefix_disk import PrefixDisk
+from edgeh2o.serving.shared_runner import SharedRunner
+from edgeh2o.serving.ticket import Ticket
 from tests.serving.answering import answer, request_of, tokens_of
 from tests.serving.conftest import open_engine
 
@@ -82,6 +89,78 @@ def test_an_error_that_nobody_expects_leaves_no_conversation_at_work(
         monkeypatch.undo()
         assert not any(each.is_busy for each in engine.pool.room.kept)
         assert answer(engine, request_of(asked)).text
+
+
+@pytest.mark.parametrize("step", ["copy_from", "restore"])
+def test_what_failed_holds_no_memory_while_another_way_is_tried(
+    serving_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Its rows stayed until the request was done, beside those of the conversation that it got."""
+    prompt = tokens_of(1100, seed=0)
+    sizes = PrefillConfig(batch_size=256, chunk_size=64)
+    options = {**OPTIONS, "prefix_disk": (tmp_path, 2**26), "prefill": sizes}
+    failed: list[weakref.ref[SharedRunner]] = []
+    left: list[bool] = []
+
+    def fail(self: object, other: SharedRunner, *_: object) -> None:
+        runner = self if isinstance(self, SharedRunner) else other
+        failed.append(weakref.ref(runner))
+        raise ResourceError("all of a sudden")
+
+    prepare = Session.prepare
+
+    def look(session: Session, *arguments: int, **options: bool) -> object:
+        left.extend(each() is not None for each in failed)
+        return prepare(session, *arguments, **options)
+
+    with open_engine(serving_model, **options) as engine:
+        answer(engine, request_of(prompt))
+    with open_engine(serving_model, **options) as engine:
+        if step == "copy_from":
+            answer(engine, request_of(prompt))
+        for each in engine.pool.room.kept:
+            each.slot = 7  # of which another gets a copy
+        gc.disable()
+        try:
+            with monkeypatch.context() as patch:
+                owner = SharedRunner if step == "copy_from" else SavedSession
+                patch.setattr(owner, step, fail)
+                patch.setattr(Session, "prepare", look)
+                # pytest keeps what is logged, and with it the error and its frames.
+                patch.setattr(logging.getLogger("edgeh2o.serving.prefix_disk"), "disabled", True)
+                engine.answer(request_of(prompt[:700]), lambda _: None, Ticket())
+        finally:
+            gc.enable()
+        assert len(failed) == 1 and left == [False]
+        assert not any(each.is_busy for each in engine.pool.room.kept)
+
+
+def test_nobody_waits_while_a_prompt_is_tokenised(
+    serving_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was under the lock by which all conversations are given out and come back."""
+    with (
+        open_engine(serving_model, **OPTIONS) as engine,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        lock, encode = engine.pool.room.lock, engine.tokenizer.encode
+        begun: list[str] = []
+
+        def take() -> bool:
+            with ExitStack() as stack:
+                return lock.acquire(blocking=False) and stack.callback(lock.release) is not None
+
+        def watch(text: str, **options: object) -> object:
+            begun.append(text)
+            assert threads.submit(take).result(20), "a prompt is tokenised under the lock"
+            return encode(text, **options)
+
+        monkeypatch.setattr(engine.tokenizer, "encode", watch)
+        text = "the hen is in the pen "
+        said = answer(engine, request_of(text * 20)).text
+        for rest in (" and", " and then", " and then a fox"):  # each goes on from all before
+            answer(engine, request_of(text * 20 + said + rest))
+        assert {text * 20, " and", " a fox"} <= set(begun)
 
 
 def test_an_error_of_the_disk_that_nobody_expects_is_in_the_log(
