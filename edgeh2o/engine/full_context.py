@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ..errors import UsageError
-from ..runners.base import free_positions, plan_calls
+from ..errors import ResourceError, UsageError
+from ..runners.base import free_positions, n_evicted, plan_calls
 from ..sampling_config import EVICT_WHEN_FULL, STOP_WHEN_FULL
 
 if TYPE_CHECKING:
@@ -133,3 +133,12 @@ def shift_context(
     for call in plan_calls(0, len(kept), runner, batch_size):
         runner.prefill(kept[call], is_last=call.stop == len(kept), stays_open=stays_open)
     return kept
+
+
+def require_whole(runner: Runner) -> None:
+    """Raises ResourceError for a runner of whose cache something was evicted."""
+    if n := n_evicted(runner):
+        raise ResourceError(
+            f"the session cannot be saved: {n} of its tokens were evicted, as --context-full evict "
+            "has it; use --context-full shift, or a larger context (-c) that holds them all"
+        )

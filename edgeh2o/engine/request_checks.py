@@ -17,6 +17,15 @@ if TYPE_CHECKING:
     from .plan import RunPlan
 
 
+def require_sampling(sampling: SamplingParams | None) -> SamplingParams:
+    """Those of a request that says nothing are the usual ones. Raises UsageError."""
+    if sampling is None:
+        return SamplingParams()
+    if not isinstance(sampling, SamplingParams):
+        raise UsageError(f"sampling must be SamplingParams(...), got {sampling!r:.80}")
+    return sampling
+
+
 def check_settings(
     sampling: SamplingParams, runtime: RuntimeConfig, attention: SparseAttentionConfig
 ) -> None:

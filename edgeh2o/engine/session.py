@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..attention.kept_profiles import keep_profile, merge_profiles
-from ..errors import FormatError, ResourceError, UsageError
+from ..errors import UsageError
 from ..lora_config import make_scales
 from ..option_fields import require_flag
 from ..runners.base import Runner, RunnerState, n_evicted
 from ..sampling_config import EVICT_WHEN_FULL, SamplingParams
 from .access import ExclusiveAccess, GenerationStream
 from .context_size import choose_context
+from .full_context import require_whole
 from .generate import Generation
 from .learning import Learner, describe_knowledge, describe_newer, may_learn, measure_profile
 from .models import weight_sizes
+from .open_prompt import OpenPrompt
 from .payoff import describe_decode
 from .prompt_cache import PromptCache, Start
-from .request_checks import check_request
+from .request_checks import check_request, require_sampling
 from .saved_plan import fingerprint_of, plan_as_saved
-from .transcript import Transcript
+from .transcript import make_document, read_document
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from .plan import RunPlan
     from .prompt import Prompt, PromptReader
     from .results import GenerationResult
+    from .transcript import Transcript
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -67,8 +70,7 @@ class Session:
         self.access = ExclusiveAccess()
         self._seed = seed
         self._on_progress = on_progress
-        self._transcript: Transcript | None = None
-        self._generation: Generation | None = None
+        self._current = OpenPrompt()
 
     def check_prompt(self, opening: Callable[[], Prompt], sampling: SamplingParams) -> None:
         """Raises what ``stream`` would for a prompt that is read whole; needs no weights."""
@@ -93,7 +95,7 @@ class Session:
         """
         with self.access.call():
             generation = self._begin(opening, sampling, **options)
-            return GenerationStream(generation, self.access, self._require_current)
+            return GenerationStream(generation, self.access, self._current.require)
 
     def generate(
         self, opening: Callable[[], Prompt], sampling: SamplingParams | None, **options: Any
@@ -102,7 +104,7 @@ class Session:
         with self.access.call():
             generation = self._begin(opening, sampling, **options)
             for _ in generation:
-                self._require_current(generation)
+                self._current.require(generation)
             return generation.result()
 
     def _begin(
@@ -125,9 +127,7 @@ class Session:
         ResourceError with the numbers when that does not fit in memory.
         """
         started_at = time.perf_counter()
-        sampling = SamplingParams() if sampling is None else sampling
-        if not isinstance(sampling, SamplingParams):
-            raise UsageError(f"sampling must be SamplingParams(...), got {sampling!r:.80}")
+        sampling = require_sampling(sampling)
         require_flag("logprobs", logprobs)
         require_flag("keep_cache", keep_cache)
         sampling = sampling if sampling.seed is not None else replace(sampling, seed=self._seed)
@@ -156,8 +156,7 @@ class Session:
             runner.rewind(n_cached)
         self.cache.is_open = keep_cache
         text = prompt.transcript
-        self._transcript = text and text.with_prompt_ids(token_ids.tolist())
-        self._generation = Generation(
+        generation = Generation(
             runner,
             self.model.tokenizer,
             token_ids,
@@ -178,8 +177,9 @@ class Session:
         sizes = {**weight_sizes(self.model), **runner.memory_bytes}
         if draft is not None:
             sizes.update(draft.memory_bytes)
-        self._generation.describe_run(memory_bytes=sizes)
-        return self._generation
+        generation.describe_run(memory_bytes=sizes)
+        self._current.begin(generation, text and text.with_prompt_ids(token_ids.tolist()))
+        return generation
 
     def _describe_run(self, runner: Runner, n_prompt: int, *, learns: bool) -> dict[str, Any]:
         """What the statistics of a prompt say that is known before it is read."""
@@ -199,29 +199,10 @@ class Session:
     def _take_runner(self, start: Start, sampling: SamplingParams) -> tuple[Runner, int]:
         """As ``PromptCache.begin_at``; the prompt in progress ends, unless nothing has changed."""
         transcript = self.transcript if start.n_kept else None
-        with self._replacing_runner():
+        with self._current.ending(lambda: self.runner is not None):
             runner, n_cached = self.cache.begin_at(start, sampling)
-        self._transcript = transcript if n_cached else None
+        self._current.end(transcript if n_cached else None)
         return runner, n_cached
-
-    @contextmanager
-    def _replacing_runner(self) -> Iterator[None]:
-        """The prompt in progress ends, unless what fails has left the runner."""
-        try:
-            yield
-        except BaseException:
-            if self.runner is None:
-                self._generation = self._transcript = None
-            raise
-        self._generation = self._transcript = None
-
-    def _require_current(self, generation: Generation) -> None:
-        """Lets ``generation`` go on, if the runner is still its own."""
-        if generation is not self._generation:
-            raise UsageError(
-                "this stream was ended by a newer prompt, a session file or close(); "
-                "read a stream to its end first, or load a second LLM"
-            )
 
     def _start_learner(self, n_prompt_tokens: int, length: int) -> Learner | None:
         """What looks on while a prompt is read from its beginning, if it is to be profiled.
@@ -242,7 +223,7 @@ class Session:
         """So does the rest of a prompt that is learning, dense if there is no profile or gain."""
         if table is not None:
             self.cache.learn(table)
-        generation, runner = self._generation, self.runner
+        generation, runner = self._current.generation, self.runner
         if generation is None or runner is None or not self.cache.is_learning:
             return
         chooses = self.cache.running.attention.is_learning
@@ -305,7 +286,7 @@ class Session:
         """Frees the weights and the cache; the prompt in progress ends with an error."""
         self.cache.close()
         self._prompts = self._draft = None
-        self._generation = self._transcript = None
+        self._current.end()
 
     def prepare(
         self,
@@ -322,19 +303,19 @@ class Session:
         plan, context = self.cache.plan_prompt(
             n_prompt, max_tokens, plan, goes_on=goes_on, stays_open=stays_open
         )
-        with self._replacing_runner():
+        with self._current.ending(lambda: self.runner is not None):
             return self.cache.begin_anew(plan, context, n_prompt)
 
     def begin_as(self, other: Session, n_tokens: int, context: int, n_prompt: int) -> None:
         """Takes up the first ``n_tokens`` of another session; see ``PromptCache.copy_from``."""
         with self.access.call():
             self.cache.copy_from(other.cache, n_tokens, context, n_prompt)
-            self._generation, self._transcript = None, other._transcript
+            self._current.end(other._current.prompt)
 
     def forget(self) -> None:
         """Leaves nothing to go on from, and no word of it to save."""
         with self.access.call():
-            self._generation = self._transcript = None
+            self._current.end()
             if self.runner is not None:
                 self.runner.reset()
 
@@ -362,18 +343,11 @@ class Session:
                     raise UsageError(
                         "there is no prompt to save: one must have been read with keep_cache"
                     )
-                self._generation = None  # whose cache goes
+                self._current.generation = None  # whose cache goes
                 runner, transcript = self.prepare(0, 0), None
-            if n := n_evicted(runner):
-                raise ResourceError(
-                    f"the session cannot be saved: {n} of its tokens were evicted, as "
-                    "--context-full evict has it; use --context-full shift, or a larger context "
-                    "(-c) that holds them all"
-                )
+            require_whole(runner)
             runner.rewind(runner.find_mark(runner.position))  # it may be broken
-            if self._generation is not None and self._generation.speculation is not None:
-                self._generation.speculation.forget_drafts()
-            document = {"transcript": transcript and transcript.to_dict(), "extra": dict(extra)}
+            self._current.forget_drafts()
             write_session(
                 path,
                 fingerprint=self.fingerprint,
@@ -381,7 +355,7 @@ class Session:
                 precision=self.cache.running.precision,
                 state=RunnerState.of(runner),
                 rows=runner.cached_rows(),
-                document=document,
+                document=make_document(transcript, extra),
                 context=self.cache.length,
                 require=require,
             )
@@ -396,31 +370,19 @@ class Session:
             saved = stack.enter_context(
                 open_session(path, fingerprint=fingerprint, vocab_size=vocab_size)
             )
-            values, extra = saved.document.get("transcript"), saved.document.get("extra")
-            if not isinstance(extra, dict) or not isinstance(values, (dict, type(None))):
-                raise FormatError(f"the session file {path} lacks its document; delete it")
-            transcript = (
-                None if values is None else Transcript.from_dict(values, vocab_size=vocab_size)
-            )
+            transcript, extra = read_document(saved.document, path, vocab_size=vocab_size)
             n_tokens = len(saved.state.token_ids)
             room = find_answer_room(self.plan, path, n_tokens, saved.context)
             runner = self.prepare(n_tokens, room, plan)
             saved.restore(runner)
-            self._generation, self._transcript = None, transcript
+            self._current.end(transcript)
             self.cache.is_open = True
         return extra
 
     @property
     def transcript(self) -> Transcript | None:
         """What the cache holds as text, with as much of its answer as there is."""
-        generation = self._generation
-        if self._transcript is None or generation is None:
-            return self._transcript
-        return self._transcript.with_answer(
-            generation.text,
-            generation.token_ids[: generation.n_said],
-            self.prompts.model.tokenizer,
-        )
+        return self._current.transcript(lambda: self.prompts.model.tokenizer)
 
     def check_file(self, path: Path) -> None:
         """Raises UsageError if a session file is of another model or plan; needs no weights."""

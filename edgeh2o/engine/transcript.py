@@ -11,6 +11,8 @@ import numpy as np
 from ..errors import FormatError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
     from ..tokenizer import Tokenizer
@@ -98,6 +100,23 @@ class Transcript:
             answer=str(texts[1]),
             answer_ids=tuple(ids[1] or ()),
         )
+
+
+def make_document(transcript: Transcript | None, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The document of a session file: what its cache holds as text, and what is saved with it."""
+    return {"transcript": transcript and transcript.to_dict(), "extra": dict(extra)}
+
+
+def read_document(
+    document: Mapping[str, Any], path: Path, *, vocab_size: int
+) -> tuple[Transcript | None, dict[str, Any]]:
+    """What ``make_document`` was given for ``path``. Raises FormatError for anything else."""
+    values, extra = document.get("transcript"), document.get("extra")
+    if not isinstance(extra, dict) or not isinstance(values, (dict, type(None))):
+        raise FormatError(f"the session file {path} lacks its document; delete it")
+    if values is None:
+        return None, extra
+    return Transcript.from_dict(values, vocab_size=vocab_size), extra
 
 
 def count_common(
