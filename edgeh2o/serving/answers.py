@@ -163,8 +163,10 @@ class AnswerEngine:
                 stream.close()
                 is_named = request.place is not None
                 self.slots.note(ticket.place, conversation, is_named=is_named)
-        reason = "tool_calls" if pieces.is_called else str(result.finish_reason)
-        emit(Finished(reason, result.stats, pieces.stop_text, prompt.text))
+        reason, text = "tool_calls" if pieces.is_called else str(result.finish_reason), prompt.text
+        if not isinstance(request.prompt, str):
+            text = self.tokenizer.decode(prompt.encode().tolist())
+        emit(Finished(reason, result.stats, pieces.stop_text, text))
 
     def _write(
         self,

@@ -15,6 +15,23 @@ from .scheduler import CancelledError
 
 INVALID_REQUEST = "invalid_request_error"
 ANTHROPIC_PATH = "/v1/messages"  # and below
+SLOTS_PATH = "/slots"  # and below
+# Those that no other interface has.
+LLAMA_SERVER_PATHS = frozenset(
+    {
+        *("/completion", "/completions", "/infill", "/tokenize", "/detokenize", "/apply-template"),
+        *("/embedding", "/embeddings", "/rerank", "/reranking", "/lora-adapters", "/props"),
+        SLOTS_PATH,
+    }
+)
+_LLAMA_SERVER_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    500: "server_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+}
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -53,10 +70,20 @@ class ApiError(EdgeH2OError):
         )
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
+    def to_llama_server_dict(self) -> dict[str, Any]:
+        """The body in the form of llama-server, whose codes are numbers."""
+        told = self.to_dict()
+        kind = _LLAMA_SERVER_KINDS.get(self.status, self.kind)
+        told["error"] |= {"code": self.status, "type": kind}
+        return told
+
     def describe(self, path: str) -> dict[str, Any]:
         """The body in the form of the interface that has ``path``."""
-        is_anthropic = path == ANTHROPIC_PATH or path.startswith(f"{ANTHROPIC_PATH}/")
-        return self.to_anthropic_dict() if is_anthropic else self.to_dict()
+        if path == ANTHROPIC_PATH or path.startswith(f"{ANTHROPIC_PATH}/"):
+            return self.to_anthropic_dict()
+        if path in LLAMA_SERVER_PATHS or path.startswith(f"{SLOTS_PATH}/"):
+            return self.to_llama_server_dict()
+        return self.to_dict()
 
 
 class PromptTooLongError(ApiError):
@@ -80,6 +107,12 @@ class PromptTooLongError(ApiError):
         """With the numbers by the names of llama-server."""
         told = super().to_dict()
         told["error"] |= {"n_prompt_tokens": self._n_tokens, "n_ctx": self._limit}
+        return told
+
+    def to_llama_server_dict(self) -> dict[str, Any]:
+        """By the type that its clients know."""
+        told = super().to_llama_server_dict()
+        told["error"]["type"] = "exceed_context_size_error"
         return told
 
     def to_anthropic_dict(self) -> dict[str, Any]:

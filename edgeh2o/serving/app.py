@@ -80,6 +80,7 @@ _NOT_SERVED = {
 # Origins that "localhost" stands for.
 _OWN_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?"
 _PREFIXES = ("/v1", "")
+_COUNTED = "response.input_tokens"
 _OPEN_PATHS = ("/health", "/v1/health", "/")  # without an API key
 
 
@@ -207,9 +208,7 @@ class _Server:
             return n, read_text_requests(fields, self._settings.sampling)
 
         n, prompts = await read_request(request, read)
-        if len(prompts) * n > MAX_PROMPTS:
-            raise ApiError(f"more than {MAX_PROMPTS} answers are wanted", param="n")
-        wanted = [each for prompt in prompts for each in repeat_request(prompt, n)]
+        wanted = _repeat_all(prompts, n)
         usage, whole = wanted[0].include_usage, WholeObject(len(wanted), n)
         forms = [
             TextFormat(self._name_for(each), whole, index, include_usage=usage)
@@ -218,13 +217,15 @@ class _Server:
         return await self._respond_to_all(request, wanted, forms, whole.join, n)
 
     async def _complete_bare(self, request: Request) -> Response:
-        def read(fields: Fields) -> tuple[Fields, list[GenerationRequest]]:
-            return fields, read_completion_requests(fields, self._settings.sampling)
+        def read(fields: Fields) -> tuple[Fields, int, list[GenerationRequest]]:
+            fields, n = take_count(fields)
+            return fields, n, read_completion_requests(fields, self._settings.sampling)
 
-        fields, wanted = await read_request(request, read)
+        fields, n, prompts = await read_request(request, read)
+        wanted = _repeat_all(prompts, n)
         forms = [self._bare_form(fields, each, index) for index, each in enumerate(wanted)]
         del fields
-        return await self._respond_to_all(request, wanted, forms, list)
+        return await self._respond_to_all(request, wanted, forms, list, n)
 
     def _bare_form(
         self, fields: Fields, wanted: GenerationRequest, index: int = 0
@@ -263,10 +264,10 @@ class _Server:
         return await self._count(request, partial(read_messages_request, needs_most=False))
 
     async def _count_of_chat(self, request: Request) -> Response:
-        return await self._count(request, read_chat_request)
+        return await self._count(request, read_chat_request, object=_COUNTED)
 
     async def _count_of_items(self, request: Request) -> Response:
-        return await self._count(request, read_responses_request, object="response.input_tokens")
+        return await self._count(request, read_responses_request, object=_COUNTED)
 
     async def _count(
         self, request: Request, read: Callable[..., GenerationRequest], **said: str
@@ -325,10 +326,11 @@ class _Server:
         self, request: Request, wanted: GenerationRequest, form: AnswerFormat
     ) -> AsyncGenerator[Event, None]:
         client = request.client.host if request.client else ""
+        place = wanted.place if wanted.place in range(self._settings.parallel) else None
         outcome = "failed"
         loop = asyncio.get_running_loop()
         try:
-            async with self._admission.admit(client, wanted.place) as ticket:
+            async with self._admission.admit(client, place) as ticket:
                 form.place = ticket.place
                 timer, seconds = None, self._settings.timeout_s
                 if seconds:
@@ -355,3 +357,10 @@ class _Server:
         finally:
             if outcome:
                 self._metrics.requests.labels(outcome).inc()
+
+
+def _repeat_all(prompts: Sequence[GenerationRequest], n: int) -> list[GenerationRequest]:
+    """Requests for ``n`` answers to each of ``prompts``. Raises ApiError for too many."""
+    if len(prompts) * n > MAX_PROMPTS:
+        raise ApiError(f"more than {MAX_PROMPTS} answers are wanted", param="n")
+    return [each for prompt in prompts for each in repeat_request(prompt, n)]

@@ -14,11 +14,13 @@ from starlette.routing import Route
 
 from .._version import __version__
 from ..engine.payoff_lengths import describe_lengths
+from ..model_config import DecoderConfig
 from .admission import Admission
 from .api_error import ApiError
 from .http_body import read_array, read_body
 from .llama_server import describe_place, describe_server
 from .metrics import CONTENT_TYPE, Metrics
+from .prompt_fields import join_prompt, read_parts
 from .requests import read_scales
 from .server_settings import ServerSettings
 
@@ -26,6 +28,17 @@ if TYPE_CHECKING:
     from .answers import AnswerEngine
 
 Handler = Callable[[Request], Awaitable[Response]]
+_OF_OLLAMA = {
+    **dict.fromkeys(("modified_at", "size", "digest", "description", "parameters"), ""),
+    "type": "model",
+    "tags": [""],
+    "capabilities": ["completion"],
+    "details": {
+        **dict.fromkeys(("parent_model", "family", "parameter_size", "quantization_level"), ""),
+        "format": "gguf",
+        "families": [""],
+    },
+}
 
 
 class Descriptions:
@@ -128,13 +141,16 @@ class Descriptions:
                 "n_vocab": config.vocab_size,
                 "n_ctx": pool.context_limit,
                 "n_ctx_train": config.context_length,
+                **({"n_embd": config.model_dim} if isinstance(config, DecoderConfig) else {}),
                 "size": pool.model.weight_bytes,
             },
         }
 
     async def _models(self, _: Request) -> Response:
         models = [self._describe_model(name) for name in self._names]
-        return JSONResponse({"object": "list", "data": models})
+        # Ollama's form of the list, beside which llama-server has OpenAI's.
+        named = [{"name": n, "model": n, **_OF_OLLAMA} for n in self._names]
+        return JSONResponse({"models": named, "object": "list", "data": models})
 
     @property
     def _names(self) -> Sequence[str]:
@@ -152,13 +168,11 @@ class Descriptions:
 
     async def _tokenize(self, request: Request) -> Response:
         fields = await read_body(request)
-        text = fields.text("content", fields.text("prompt"))
-        if text is None:
-            fields.refuse("content", "a string")
         tokenizer = self._engine.tokenizer
         ids = await asyncio.to_thread(
-            tokenizer.encode,
-            text,
+            join_prompt,
+            read_parts(fields, fields.first("content", "prompt")),
+            tokenizer,
             add_special=fields.flag("add_special"),
             parse_special=fields.flag("parse_special", True),
         )

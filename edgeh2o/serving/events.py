@@ -56,7 +56,7 @@ class Finished:
     """The end of an answer: "stop", "length" or "tool_calls", and what it cost.
 
     ``stop_text`` is the one that ended it, if any did; ``prompt`` the text that it was to go on
-    with, "" where that was token ids.
+    with.
     """
 
     finish_reason: str

@@ -15,6 +15,7 @@ from .prompt_fields import resolve_bias
 if TYPE_CHECKING:
     from ..sampling_config import SamplingParams
     from ..tokenizer import Tokenizer
+    from .api_error import ApiError
     from .fields import Fields
     from .requests import GenerationRequest
     from .server_settings import ServerSettings
@@ -71,6 +72,9 @@ class CompletionFormat(AnswerFormat):
     def end(self, finished: Finished) -> Iterator[Chunk]:
         yield self._choose(self._last("", [], finished))
 
+    def fail(self, error: ApiError) -> Iterator[Chunk]:
+        yield error.to_llama_server_dict()
+
     def whole(self, pieces: Sequence[Piece], finished: Finished) -> Chunk:
         text = _text_of(pieces)
         self._has_line_end = "\n" in text
@@ -94,7 +98,7 @@ class CompletionFormat(AnswerFormat):
             "tokens_predicted": stats.generated_tokens,
             "tokens_evaluated": stats.prompt_tokens,
             "generation_settings": describe_request(request, self._tokenizer, stats.seed),
-            "prompt": finished.prompt if isinstance(request.prompt, str) else list(request.prompt),
+            "prompt": finished.prompt,
             "has_new_line": self._has_line_end,
             "truncated": stats.context_shifts + stats.evicted_tokens > 0
             or (is_limited and not 0 <= most <= stats.generated_tokens),
@@ -148,11 +152,29 @@ _SAMPLERS = (
 )
 
 
+# What clients look for, and is the same for all requests here.
+_SAME_FOR_ALL: dict[str, Any] = {
+    "n_keep": 0,
+    "n_discard": 0,
+    "min_keep": 0,
+    "grammar_lazy": False,
+    "grammar_triggers": [],
+    "preserved_tokens": [],
+    "chat_format": "Content-only",
+    "reasoning_format": "deepseek",
+    "reasoning_in_content": False,
+    "generation_prompt": "",
+    "speculative.types": "none",
+    "backend_sampling": False,
+}
+
+
 def describe_sampling(
     sampling: SamplingParams, lora: Mapping[int, float] | None = None
 ) -> dict[str, Any]:
     """Of ``generation_settings`` what there is here; ``lora`` as requests have it."""
     return {
+        **_SAME_FOR_ALL,
         "seed": -1 if sampling.seed is None else sampling.seed,
         **{name: getattr(sampling, name) for name in _SAMPLERS},
         "dry_sequence_breakers": list(sampling.dry_sequence_breakers),
@@ -161,6 +183,14 @@ def describe_sampling(
         "max_tokens": sampling.max_tokens,
         "stop": list(sampling.stop),
         "ignore_eos": sampling.ignore_eos,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "logit_bias": [],
+        "n_probs": 0,
+        "post_sampling_probs": False,
+        "grammar": "",
+        "stream": False,
+        "timings_per_token": False,
         "lora": [{"id": number, "scale": scale} for number, scale in (lora or {}).items()],
     }
 
@@ -219,6 +249,9 @@ def describe_server(
         "bos_token": tokenizer.bos_text,
         "eos_token": tokenizer.eos_text,
         "modalities": {"vision": False, "audio": False, "video": False},
+        "endpoint_slots": True,
+        "endpoint_metrics": True,
+        "endpoint_props": False,  # that changes them
         "is_sleeping": False,
         "build_info": f"edgeh2o-{__version__}",
     }

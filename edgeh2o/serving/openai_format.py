@@ -62,6 +62,7 @@ class _OpenAIFormat(AnswerFormat):
     """
 
     verbose: AnswerFormat | None = None
+    ends_with_usage = False  # of a stream, whether or not it is asked for
     prefix: str
     whole_object: str
     chunk_object: str
@@ -100,8 +101,10 @@ class _OpenAIFormat(AnswerFormat):
     def end(self, finished: Finished) -> Iterator[Chunk]:
         cost = {"timings": timings(finished.stats)}
         more = {} if self.verbose is None else {"__verbose": next(self.verbose.end(finished))}
-        yield self.chunk(self._last_choice(finished.finish_reason)) | cost | more
         usage = self._of.add_usage(self._index, finished.stats)
+        if self.ends_with_usage and not self._include_usage and usage is not None:
+            more["usage"] = dict(usage)
+        yield self.chunk(self._last_choice(finished.finish_reason)) | cost | more
         if self._include_usage and usage is not None:  # the times are those of one answer
             is_alone = self._of.n_answers == 1
             yield self.chunk(None) | {"usage": usage} | (cost if is_alone else {})
@@ -195,6 +198,7 @@ class TextFormat(_OpenAIFormat):
     """``text_completion``, whole and in chunks."""
 
     prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
+    ends_with_usage = True  # as of llama-server
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -234,6 +238,8 @@ class TextFormat(_OpenAIFormat):
                 for r in records
             ],
             "text_offset": offsets,
+            # As llama-server has them.
+            "content": _list_tokens([r for r in records if not isnan(r.logprob)]),
         }
 
 
@@ -252,18 +258,26 @@ def _join(segments: Sequence[Segment], kind: str) -> str:
 
 
 def _chat_logprobs(records: Sequence[TokenRecord]) -> dict[str, Any]:
-    return {
-        "content": [
-            _token(record.data, record.logprob)
-            | {"top_logprobs": [_token(data, value) for data, value in record.top]}
-            for record in records
-        ],
-        "refusal": None,
-    }
+    return {"content": _list_tokens(records), "refusal": None}
 
 
-def _token(data: bytes, logprob: float) -> dict[str, Any]:
-    return {"token": _decode(data), "logprob": max(logprob, -9999.0), "bytes": list(data)}
+def _list_tokens(records: Sequence[TokenRecord]) -> list[dict[str, Any]]:
+    return [
+        _token(record.token_id, record.data, record.logprob)
+        | {
+            "top_logprobs": [
+                _token(token_id, data, value)
+                for token_id, (data, value) in zip(record.top_ids, record.top, strict=True)
+            ]
+        }
+        for record in records
+    ]
+
+
+def _token(token_id: int, data: bytes, logprob: float) -> dict[str, Any]:
+    """With the ``id`` as llama-server has it."""
+    said = {"token": _decode(data), "logprob": max(logprob, -9999.0), "bytes": list(data)}
+    return {"id": token_id, **said}
 
 
 def _decode(data: bytes) -> str:

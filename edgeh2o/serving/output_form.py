@@ -45,7 +45,9 @@ def _read_form(form: Fields, kind: str, place: str | None) -> Grammar:
             return Grammar.any_json_object()
         return Grammar.of_schema(schema, is_strict=False)
     if kind == "json_schema":
-        outer = form if place is None else form.object(place)
+        # llama-server's documentation has the schema beside the type.
+        is_beside = place is None or (form.raw(place) is None and form.raw("schema") is not None)
+        outer = form if is_beside else form.object(str(place))
         schema = None if outer is None else outer.raw("schema")
         if outer is None or schema is None:
             form.refuse(place or "schema", 'an object with a "schema"' if place else "a schema")

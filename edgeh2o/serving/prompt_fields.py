@@ -18,6 +18,7 @@ TextPrompt: TypeAlias = "str | tuple[int | str, ...]"
 MAX_PROMPTS = 256
 MAX_BIASES = 1024
 MAX_BIAS_TEXT = 256
+MAX_BIAS = 1e9  # of OpenAI's 100, which is for ever or never already
 _ID = re.compile(r"-?\d{1,20}", re.ASCII)
 # By which llama-server takes a text with pictures; one without them is a text.
 _OBJECT_TEXT, _OBJECT_MEDIA = "prompt_string", "multimodal_data"
@@ -52,14 +53,33 @@ def _read_prompt(fields: Fields, prompt: Any) -> TextPrompt:
     return prompt
 
 
-def join_prompt(parts: tuple[int | str, ...], tokenizer: Tokenizer) -> list[int]:
-    """The token ids of a prompt of ids and texts; a text at its beginning gets what begins one."""
+def read_parts(fields: Fields, name: str) -> tuple[int | str, ...]:
+    """A field that is a text, or token ids and texts between each other. Raises ApiError."""
+    given = fields.raw(name)
+    parts = given if isinstance(given, list) else [given]
+    if not all(type(part) is str or (type(part) is int and given is parts) for part in parts):
+        fields.refuse(name, "a string, or an array of token ids and strings")
+    return tuple(parts)
+
+
+def join_prompt(
+    parts: tuple[int | str, ...],
+    tokenizer: Tokenizer,
+    *,
+    add_special: bool = True,
+    parse_special: bool = True,
+) -> list[int]:
+    """The token ids of ids and texts; a text at the beginning gets what begins one.
+
+    The options are those of ``Tokenizer.encode``.
+    """
     ids: list[int] = []
     for index, part in enumerate(parts):
         if isinstance(part, int):
             ids.append(part)
         else:
-            ids += tokenizer.encode(part, add_special=index == 0, parse_special=True)
+            begins = add_special and index == 0
+            ids += tokenizer.encode(part, add_special=begins, parse_special=parse_special)
     return ids
 
 
@@ -81,10 +101,10 @@ def read_bias(fields: Fields) -> dict[int | str, float]:
     for name, value in entries:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         is_name = 0 <= name < 10**9 if isinstance(name, int) else 0 < len(name) <= MAX_BIAS_TEXT
-        if not is_name or not is_number or not -100 <= value <= 100:
+        if not is_name or not is_number or abs(value) > MAX_BIAS:
             raise ApiError(
                 "'logit_bias' maps token ids, or texts of up to "
-                f"{MAX_BIAS_TEXT} characters, to numbers from -100 to 100",
+                f"{MAX_BIAS_TEXT} characters, to numbers",
                 param="logit_bias",
             )
         biases[name] = float(value)

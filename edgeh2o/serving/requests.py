@@ -26,15 +26,18 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-MAX_STOPS = 16
+MAX_STOPS = 64  # an interface for several characters names them all
 MAX_TOP_LOGPROBS = 20
+MAX_PROBS = 100  # of ``n_probs``
+# Numbers that llama-server bounds by nothing.
+MAX_NUMBER = 1e9
 MAX_TOKENS = 2**30
 MAX_SCALES = 1024
 MAX_ANSWERS = 16
 _EFFORT = re.compile(r"[\w-]{1,64}", re.ASCII)
 # Fields that would change the answer and have no meaning here.
-_REFUSED = {
-    **{"best_of": 1, "n": 1, "suffix": None, "audio": None, "functions": None},
+_REFUSED: dict[str, object] = {
+    **{"best_of": 1, "n": 1, "suffix": "", "audio": None, "functions": []},
 }
 
 
@@ -126,7 +129,7 @@ def make_chat_request(
 
 def take_count(fields: Fields) -> tuple[Fields, int]:
     """How many answers are wanted, and the other fields. Raises ApiError."""
-    n = fields.integer("n", 1, MAX_ANSWERS, 1) or 1
+    n = fields.integer(fields.first("n_cmpl", "n"), 1, MAX_ANSWERS, 1) or 1
     return fields.without("n"), n
 
 
@@ -181,7 +184,7 @@ def read_completion_requests(
     """
     request = GenerationRequest(
         kind="text",
-        top_logprobs=fields.integer("n_probs", 0, MAX_TOP_LOGPROBS) or None,
+        top_logprobs=fields.integer("n_probs", 0, MAX_PROBS) or None,
         shows_drawn=fields.flag("post_sampling_probs"),
         grammar=read_grammar(fields),
         **_read_common(fields, defaults, "n_predict"),
@@ -204,7 +207,7 @@ def _read_common(
             raise ApiError(f"'{name}' is not supported; leave it out", param=name)
     options = fields.object("stream_options")
     stream = fields.flag("stream")
-    place = fields.integer("id_slot", -1, MAX_TOKENS)  # of llama-server; -1 is any
+    place = fields.integer("id_slot", -MAX_TOKENS, MAX_TOKENS)  # below 0 it is any
     most = fields.first(*names_of_most, "max_tokens", "n_predict")
     sampling = _read_sampling(fields, defaults, most, fields.texts(stop, MAX_STOPS))
     presence, frequency = (
@@ -215,7 +218,7 @@ def _read_common(
     return {
         "model": model if isinstance(model, str) else "",
         "lora": read_scales(fields),
-        "place": None if place == -1 else place,
+        "place": None if place is None or place < 0 else place,
         "sampling": sampling,
         "stream": stream,
         "include_usage": options is not None and options.flag("include_usage"),
@@ -250,7 +253,7 @@ def _read_sampling(
 ) -> SamplingParams:
     seed = fields.integer("seed", -(2**63), 2**64 - 1)
     given = {
-        "temperature": fields.number("temperature", 0, 2),
+        "temperature": fields.number("temperature", -MAX_NUMBER, MAX_NUMBER),
         "top_p": fields.number("top_p", 0, 1),
         "top_k": fields.integer("top_k", -1, 2**20),
         "min_p": fields.number("min_p", 0, 1),
@@ -277,6 +280,8 @@ def _read_sampling(
         "seed": seed if seed in (None, -1) else seed % 2**64,  # -1 is random, as in llama-server
     }
     values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if values.get("temperature", 0) < 0:  # the likeliest token, as of 0
+        values["temperature"] = 0.0
     for name in ("top_p", "typical_p"):
         if values.get(name) == 0:  # one token is left
             values[name] = 1e-9

@@ -28,7 +28,7 @@ def logprobs_of(records: Sequence[TokenRecord]) -> dict[str, Any]:
 def test_a_part_of_a_character_is_named_by_its_bytes() -> None:
     parts = (b"a", HEN[:2], HEN[2:3], HEN[3:] + b"!", b"b")
     top = ((HEN[:2], -1.0), (HEN[:3], -2.0), (b"a", -3.0))
-    said = logprobs_of([TokenRecord(part, -1.0, top) for part in parts])
+    said = logprobs_of([TokenRecord(part, -1.0, top, top_ids=(7, 8, 9)) for part in parts])
     # As OpenAI's own: a backslash, not the byte.
     assert said["tokens"] == ["a", r"bytes:\xf0\x9f", r"bytes:\x90", r"bytes:\x94\x21", "b"]
     assert said["text_offset"] == [0, 1, 1, 1, 3]
