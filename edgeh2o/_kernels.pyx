@@ -14,51 +14,17 @@ from libcpp cimport bool as cbool
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
+from edgeh2o._kernel_table cimport (
+    CacheType,
+    KernelTable,
+    PackedFormat,
+    kv_row_bytes,
+    parse_cache_type,
+    table_of,
+)
 
-cdef extern from "sequence/attention_state.h" namespace "edgeh2o" nogil:
-    cdef enum class CacheType(uint8_t):
-        pass
-    CacheType parse_cache_type(const string&) except +
-    size_t kv_row_bytes(CacheType, size_t)
-
-cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
-    cdef cppclass PackLayout:
-        size_t panel_cols
-        size_t tile_rows
-        int dot_bias
-        cbool has_pairs
-        size_t scale_block(PackedFormat)
-        cbool is_signed(PackedFormat)
-    cdef cppclass AttentionKernels:
-        uint64_t (*peak)(float*, size_t) noexcept
-    cdef cppclass KernelTable:
-        const char* name
-        AttentionKernels[4] attention
-        PackLayout layout
-        void (*rms_norm_f32)(float*, const float*, const float*, size_t, float) noexcept
-        void (*rope_f32)(float*, const float*, const float*, size_t) noexcept
-        void (*swiglu_f32)(float*, const float*, const float*, size_t) noexcept
-        void (*geglu_f32)(float*, const float*, const float*, size_t) noexcept
-        void (*swiglu_clamped_f32)(float*, const float*, const float*, size_t) noexcept
-        void (*soft_cap_f32)(float*, float, size_t) noexcept
-        void (*add_f32)(float*, const float*, size_t) noexcept
-        void (*scale_f32)(float*, const float*, float, size_t) noexcept
-        void (*load_f32_f16)(float*, const uint16_t*, size_t) noexcept
-        void (*store_kv_row_f32)(CacheType, uint8_t*, const float*, size_t) noexcept
-        void (*add_kv_rows_f32)(CacheType, float*, const void*, const int32_t*, size_t, size_t) noexcept
-        void (*add_kv_squares_f32)(CacheType, float*, const void*, size_t, size_t) noexcept
-        void (*score_blocks_f32)(float*, size_t, const float*, size_t, size_t, const int32_t*, size_t,
-                                 const void*, size_t, size_t) noexcept
-        void (*quantize_q8p_f32)(uint8_t*, const float*, size_t, size_t, size_t, size_t, size_t) noexcept
-        void (*gemm_f32_f32_f32p)(float*, size_t, const float*, size_t, const float*, size_t, size_t, size_t,
-                                  size_t, cbool) noexcept
-        uint64_t (*peak_q4)(float*, size_t) noexcept
-        uint64_t (*peak_q8)(float*, size_t) noexcept
-    const KernelTable& find_kernel_table(const string&) except +
 
 cdef extern from "quant/widened_types.h" namespace "edgeh2o" nogil:
-    cdef enum class PackedFormat(uint8_t):
-        pass
     cdef cppclass FormatInfo:
         PackedFormat format
         cbool is_quantised
@@ -112,10 +78,6 @@ cdef extern from *:
 cdef extern from "base/parallel.h" namespace "edgeh2o" nogil:
     int num_threads()
     void c_set_num_threads "edgeh2o::set_num_threads"(int) except +
-
-
-cdef const KernelTable* table_of(str isa) except NULL:
-    return &find_kernel_table(isa.encode())
 
 
 def set_num_threads(int n_threads):

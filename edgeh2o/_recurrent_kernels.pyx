@@ -5,80 +5,18 @@ import numpy as np
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, uint8_t
-from libcpp.string cimport string
 
-
-cdef extern from "kernels/delta_net.h" namespace "edgeh2o" nogil:
-    cdef struct DeltaSlice:
-        size_t n_tokens, key_dim, qk_stride, v_stride, decay_stride, rate_stride, out_stride
-        bint decays_by_row
-        const float* q
-        const float* k
-        const float* v
-        const float* decays
-        const float* rates
-        float* state
-        float* out
-    size_t delta_scratch_size(size_t key_dim, bint decays_by_row)
-
-cdef extern from "kernels/ssd.h" namespace "edgeh2o" nogil:
-    cdef struct SsdSlice:
-        size_t n_tokens, state_dim, stride, gate_stride, out_stride
-        const float* x
-        const float* b
-        const float* c
-        const float* decays
-        const float* rates
-        float skip
-        float* state
-        float* out
-
-cdef extern from "kernels/selective_scan.h" namespace "edgeh2o" nogil:
-    cdef struct ScanSlice:
-        size_t n_tokens, state_dim, x_stride, step_stride, bc_stride, out_stride
-        const float* x
-        const float* steps
-        const float* b
-        const float* c
-        const float* a
-        const float* skips
-        float* state
-        float* out
-
-cdef extern from "sequence/attention_state.h" namespace "edgeh2o" nogil:
-    cdef enum class CacheType(uint8_t):
-        pass
-    CacheType parse_cache_type(const string&) except +
-    size_t kv_row_bytes(CacheType, size_t)
-
-cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
-    cdef cppclass AttentionKernels:
-        size_t key_block
-        void (*pack_keys)(CacheType, float*, const void*, const int32_t*, size_t, size_t) noexcept
-    cdef cppclass KernelTable:
-        AttentionKernels[4] attention
-        void (*index_scores_f32)(float*, const float*, const float*, size_t, const float*, size_t, size_t) noexcept
-        void (*gate_f32)(float*, const float*, const float*, size_t) noexcept
-        void (*layer_norm_f32)(float*, const float*, const float*, const float*, size_t, float) noexcept
-        void (*gelu_f32)(float*, const float*, const float*, size_t) noexcept
-        void (*xielu_f32)(float*, const float*, float, float, float, float, size_t) noexcept
-        void (*cut_off_f32)(float*, float, size_t) noexcept
-        void (*predict_streams_f32)(float*, size_t, const float*, size_t) noexcept
-        void (*correct_streams_f32)(float*, size_t, const float*, const float*, size_t) noexcept
-        void (*match_size_f32)(float*, const float*, size_t) noexcept
-        void (*reglu_f32)(float*, const float*, const float*, size_t) noexcept
-        void (*delta_net_f32)(const DeltaSlice&) noexcept
-        void (*delta_net_chunks_f32)(const DeltaSlice&, size_t, float*) noexcept
-        void (*ssd_f32)(const SsdSlice&) noexcept
-        void (*selective_scan_f32)(const ScanSlice&) noexcept
-        void (*row_decays_f32)(float*, const float*, float, float, size_t) noexcept
-        void (*multiply_f32)(float*, const float*, const float*, size_t) noexcept
-        void (*convolve_f32)(float*, const float* const*, const float*, size_t, size_t, size_t) noexcept
-    const KernelTable& find_kernel_table(const string&) except +
-
-
-cdef const KernelTable* table_of(str isa) except NULL:
-    return &find_kernel_table(isa.encode())
+from edgeh2o._kernel_table cimport (
+    CacheType,
+    DeltaSlice,
+    KernelTable,
+    ScanSlice,
+    SsdSlice,
+    delta_scratch_size,
+    kv_row_bytes,
+    parse_cache_type,
+    table_of,
+)
 
 
 def gate(str isa, const float[::1] gate, const float[::1] up):

@@ -8,18 +8,11 @@ several of them go together. In another order each changes what the one before l
 """
 
 from libc.float cimport FLT_MAX
-from libc.math cimport exp, fabs, log2
+from libc.math cimport log2
 from libc.stdint cimport int32_t, uint64_t
 from libc.string cimport memcpy, memmove
 
-from edgeh2o.engine._candidates cimport (
-    Candidate,
-    best_of,
-    count_top_choices,
-    is_worse,
-    keep_typical,
-    temperature_of,
-)
+from edgeh2o.engine._candidates cimport Candidate, count_top_choices, is_worse, keep_typical
 from edgeh2o.engine._filters cimport (
     Filters,
     allow,
@@ -35,6 +28,14 @@ from edgeh2o.engine._filters cimport (
 from edgeh2o.engine._mirostat cimport keep_below_surprise, take_by_rank
 from edgeh2o.engine._random cimport next_uniform, seed_state
 from edgeh2o.engine._recent_tokens cimport RecentTokens
+from edgeh2o.engine._weights cimport (
+    Adaptive,
+    begin_adaptive,
+    heat_of,
+    note_drawn,
+    weigh,
+    weigh_near_target,
+)
 
 import numpy as np
 
@@ -43,8 +44,6 @@ from ._recent_tokens import token_ids
 from .sampler_order import arrange
 
 cdef float NEGATIVE_INFINITY = -float("inf")
-cdef double ADAPTIVE_WIDTH = 0.3, ADAPTIVE_SHARPNESS = 10.0
-
 
 _NOT_FOR_TWINS = ("self", "vocab_size", "seed")
 
@@ -82,8 +81,7 @@ cdef class Sampler:
     cdef Py_ssize_t n_drawn_from  # of the latest draw that mirostat has not learnt from
     cdef Py_ssize_t first_drawn
     cdef double drawn_total
-    cdef double adaptive_target, adaptive_decay
-    cdef double recent_sum, recent_weight  # of probabilities that were drawn, the latest most
+    cdef Adaptive adaptive
     cdef double[::1] shares  # probabilities before adaptive-p
     cdef RecentTokens recent
     cdef uint64_t[4] state
@@ -135,9 +133,7 @@ cdef class Sampler:
         self.mirostat, self.mirostat_tau, self.mirostat_eta = mirostat, mirostat_tau, mirostat_eta
         self.mu = 2.0 * mirostat_tau
         self.n_drawn_from = self.first_drawn = 0
-        self.adaptive_target, self.adaptive_decay = acting["adaptive_target"], adaptive_decay
-        self.recent_weight = 1.0 / (1.0 - adaptive_decay)
-        self.recent_sum = adaptive_target * self.recent_weight
+        self.adaptive = begin_adaptive(acting["adaptive_target"], adaptive_decay)
         self.recent = RecentTokens(
             vocab_size,
             repeat_penalty=acting["repeat_penalty"],
@@ -156,7 +152,7 @@ cdef class Sampler:
         self.spare = np.empty(vocab_size if is_sorted_twice else 0, self.candidates.base.dtype)
         self.scattered = np.empty(vocab_size if chain else 0, np.float32)
         self.weights = np.empty(vocab_size, dtype=np.float64)
-        self.shares = np.empty(vocab_size if self.adaptive_target >= 0.0 else 0, np.float64)
+        self.shares = np.empty(vocab_size if self.adaptive.target >= 0.0 else 0, np.float64)
 
     def twin(self, int vocab_size):
         """A sampler that draws alike from the logits of a model of ``vocab_size`` tokens."""
@@ -172,7 +168,8 @@ cdef class Sampler:
         cdef int i
         self.recent.follow(other.recent)
         self.mu, self.n_drawn_from = other.mu, 0
-        self.recent_sum, self.recent_weight = other.recent_sum, other.recent_weight
+        self.adaptive.recent_sum = other.adaptive.recent_sum
+        self.adaptive.recent_weight = other.adaptive.recent_weight
         for i in range(4):
             self.state[i] = other.state[i]
 
@@ -192,8 +189,7 @@ cdef class Sampler:
             if self.candidates[i].token != token:
                 continue
             if self.shares.shape[0]:
-                self.recent_sum = self.shares[i] + self.adaptive_decay * self.recent_sum
-                self.recent_weight = 1.0 + self.adaptive_decay * self.recent_weight
+                note_drawn(&self.adaptive, self.shares[i])
             elif self.weights[i] > 0.0:
                 surprise = log2(self.drawn_total / self.weights[i])
                 self.mu -= self.mirostat_eta * (surprise - self.mirostat_tau)
@@ -345,13 +341,7 @@ cdef class Sampler:
             elif sampler == MIN_P:
                 used = keep_min_p(found, used, by.min_p)
             elif sampler == TEMPERATURE:
-                cool(
-                    found,
-                    used,
-                    temperature_of(
-                        found, used, by.temperature, by.dynatemp_range, by.dynatemp_exponent
-                    ),
-                )
+                cool(found, used, heat_of(found, used, by))
             else:
                 if choices < 0:
                     acts = next_uniform(self.state) < by.xtc_probability
@@ -386,52 +376,22 @@ cdef class Sampler:
         cdef Py_ssize_t kept
         cdef Candidate* found = &self.candidates[0]
         cdef Candidate* spare = &self.spare[0] if self.spare.shape[0] else NULL
-        cdef double best = self.values[self.best]
+        cdef double best = self.values[self.best], total
         if self.mirostat == 1:
             return take_by_rank(
                 self.values, self.vocab_size, self.filters.temperature, self.mu, found, spare
             )
         kept = take_filtered(self.values, self.vocab_size, best, self.filters, found, spare)
         if self.mirostat == 2:
-            kept = keep_below_surprise(
-                found, &self.weights[0], kept, self._weigh(0, kept), self.mu
-            )
+            total = weigh(found, kept, self.filters, &self.weights[0])
+            kept = keep_below_surprise(found, &self.weights[0], kept, total, self.mu)
         return kept
 
     cdef double _weigh_drawn(self, Py_ssize_t first, Py_ssize_t kept) noexcept nogil:
-        """As ``_weigh``, what is drawn by.
-
-        Adaptive-p, as llama.cpp has it, prefers what is about as likely as that it has to be for
-        the average of what was drawn to come near the target.
-        """
-        cdef double total = self._weigh(first, kept), away, aim
-        cdef Py_ssize_t i
-        if self.shares.shape[0] == 0:
-            return total
-        aim = 2.0 * self.adaptive_target - self.recent_sum / self.recent_weight
-        aim = min(max(aim, 0.0), 1.0)
-        for i in range(first, kept):
-            self.shares[i] = self.weights[i] / total
-        total = 0.0
-        for i in range(first, kept):
-            away = fabs(self.shares[i] - aim) / ADAPTIVE_WIDTH
-            self.weights[i] = exp(-ADAPTIVE_SHARPNESS * away * away / (1.0 + away))
-            total += self.weights[i]
-        return total
-
-    cdef double _weigh(self, Py_ssize_t first, Py_ssize_t kept) noexcept nogil:
-        """Fills ``weights`` with exp((logit - best) / temperature); returns their sum."""
-        cdef const Candidate* candidates = &self.candidates[0]
-        cdef double best = best_of(&candidates[first], kept - first), total = 0.0
-        cdef double temperature = temperature_of(
-            &candidates[first],
-            kept - first,
-            self.filters.temperature,
-            self.filters.dynatemp_range,
-            self.filters.dynatemp_exponent,
-        )
-        cdef Py_ssize_t i
-        for i in range(first, kept):
-            self.weights[i] = exp((candidates[i].logit - best) / temperature)
-            total += self.weights[i]
+        """Fills ``weights`` from ``first`` on with what is drawn by; returns their sum."""
+        cdef double* weights = &self.weights[first]
+        cdef Py_ssize_t n = kept - first
+        cdef double total = weigh(&self.candidates[first], n, self.filters, weights)
+        if self.shares.shape[0]:
+            total = weigh_near_target(self.adaptive, weights, &self.shares[first], n, total)
         return total
