@@ -22,7 +22,7 @@ from .scheduler import Scheduler
 from .shared_draft import share_draft
 from .shared_model import SharedModel
 from .shared_runner import SharedRunner
-from .tokens_aside import NotTokenisedError, TokensAside
+from .tokens_aside import tokenise_aside
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -103,16 +103,14 @@ class ConversationPool:
         that is too long, ResourceError for one that does not fit in memory.
         """
         plan = self.plan if adapter_scales is None else self.plan.with_adapters(adapter_scales)
-        aside, chosen = TokensAside(prompt), None
-        aside.make(0)
+        chosen = None
         while chosen is None:
-            try:
-                taken, saved = self._with_room(
-                    lambda: self._choose(aside.known, max_tokens, n_question, plan, slot), require
-                )
-            except NotTokenisedError as wanted:
-                aside.make(wanted.start)
-                continue
+            taken, saved = tokenise_aside(
+                prompt,
+                lambda known: self._with_room(
+                    lambda: self._choose(known, max_tokens, n_question, plan, slot), require
+                ),
+            )
             if saved is None or self._load(taken, saved):
                 chosen = taken
         try:

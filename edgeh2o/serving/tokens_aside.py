@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from ..engine.prompt import Prompt
 
+T = TypeVar("T")
 
-class NotTokenisedError(Exception):
+
+class _NotTokenisedError(Exception):
     """Ids of a prompt's text from character ``start`` on are wanted, and not there yet."""
 
     def __init__(self, start: int) -> None:
@@ -17,22 +20,22 @@ class NotTokenisedError(Exception):
         self.start = start
 
 
-class TokensAside:
-    """The ids of ``prompt`` from several characters on; ``known`` is the prompt that has no others.
+def tokenise_aside(prompt: Prompt, use: Callable[[Prompt], T]) -> T:
+    """What ``use`` gives, which locks and looks ids of the prompt up; it makes none.
 
-    It raises NotTokenisedError for those; ``make`` makes them, which takes long for a long prompt.
+    Where it lacks those from some character on, it ends by an error, which is meant for here, and
+    is called again once they are there.
     """
+    known = {0: prompt.encode_from(0)}
 
-    def __init__(self, prompt: Prompt) -> None:
-        self._prompt = prompt
-        self._ids: dict[int, list[int]] = {}
-        self.known = replace(prompt, encode_from=self._look_up)
+    def look_up(start: int) -> list[int]:
+        if start not in known:
+            raise _NotTokenisedError(start)
+        return known[start]
 
-    def _look_up(self, start: int) -> list[int]:
-        if start not in self._ids:
-            raise NotTokenisedError(start)
-        return self._ids[start]
-
-    def make(self, start: int) -> None:
-        """Notes the ids from that character on."""
-        self._ids[start] = self._prompt.encode_from(start)
+    while True:
+        try:
+            return use(replace(prompt, encode_from=look_up))
+        except _NotTokenisedError as wanted:
+            start = wanted.start
+        known[start] = prompt.encode_from(start)
