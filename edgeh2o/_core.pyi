@@ -77,6 +77,7 @@ class DecoderConfig:
         n_positions: int = 0,
         passes: abc.Sequence[int] = ...,
         norms_passes: bool = False,
+        has_two_states: bool = False,
     ) -> None: ...
 
 class Model:

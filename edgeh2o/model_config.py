@@ -246,7 +246,9 @@ class DecoderConfig(ModelConfig):
     their adapters where a session says nothing else. ``passes`` are the stacks of layers in the
     order that they are gone through: passes in that one stack recurs have its weights, but keys and
     values of their own, and ``layers`` has those of all passes; empty: one stack, once. With
-    ``norms_passes`` the residual stream is normed between them, as logits are made of it.
+    ``norms_passes`` the residual stream is normed between them, as logits are made of it. With
+    ``has_two_states`` each of two stacks has a state: the sum of both goes into a pass, and what
+    comes out, normed so, is the new state of its stack; the second's first is the embedding.
     """
 
     layers: tuple[LayerConfig, ...]
@@ -315,6 +317,7 @@ class DecoderConfig(ModelConfig):
     n_guessed: int = 0
     passes: tuple[int, ...] = ()
     norms_passes: bool = False
+    has_two_states: bool = False
 
     @property
     def own_layers(self) -> tuple[LayerConfig, ...]:

@@ -73,6 +73,12 @@ FAMILIES: Mapping[str, Family] = {
     "apertus": Family(qk_norm="head", is_ungated=True, has_xielu=True),
     "arcee": Family(is_ungated=True),
     "nanbeige": Family(has_loops=True),
+    "hrm_text": Family(
+        has_norm_weights=False,
+        output_gate="per_output",
+        has_two_stacks=True,
+        keys={"embedding_scale": 6.0},
+    ),
     "command-r": COHERE2,
     "cohere2": COHERE2,
     "cohere2moe": replace(COHERE2, has_experts=True, has_dense_layers=True, has_expert_scales=True),

@@ -74,6 +74,7 @@ class Family:
         has_head_gains: heads of queries have a factor each, and so have outputs of branches and the
             embedding that is added behind a layer.
         has_loops: files say how often layers are gone through.
+        has_two_stacks: there are two stacks of layers, gone through by cycles.
         has_equal_shared: there is a shared expert as wide as the others.
         has_temperature_length: files say after how many positions queries grow.
         keys: float metadata after the architecture's name. Scales and caps are far from 1 and
@@ -138,6 +139,7 @@ class Family:
     has_sub_norms: bool = False
     has_head_gains: bool = False
     has_loops: bool = False
+    has_two_stacks: bool = False
     has_temperature_length: bool = False
     has_equal_shared: bool = False
     keys: Mapping[str, float] = field(default_factory=dict)

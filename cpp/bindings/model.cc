@@ -212,6 +212,7 @@ DecoderConfig make_config(const py::kwargs& fields) {
   for (const py::dict& layer : layers) config.layers.push_back(make_layer(layer));
   reader.read("passes", config.passes);
   reader.read("norms_passes", config.norms_passes);
+  reader.read("has_two_states", config.has_two_states);
   if (!config.passes.empty()) config.layers = layers_of_passes(config.layers, config.passes);
   reader.read("embedding_scale", config.embedding_scale);
   reader.read("norms_embeddings", config.norms_embeddings);

@@ -13,6 +13,7 @@
 #include "model/mixers/mamba1.h"
 #include "model/mixers/mamba2.h"
 #include "model/mixers/short_conv.h"
+#include "model/passes.h"
 #include "model/streams.h"
 #include "model/token_inputs.h"
 #include "ops/decode_attention.h"
@@ -175,12 +176,6 @@ void Decoder::add_ffn(const LayerCall& call, MatView<float> rows) const {
   }
 }
 
-void Decoder::end_pass(const LayerCall& call, MatView<float> rows) const {
-  if (!config_.norms_passes || !config_.ends_pass(call.layer)) return;
-  const std::vector<float>& weight = weights_.output_norm();
-  rms_norm_groups(call.table(), rows, {weight.data(), weight.size()}, config_.norm_eps);
-}
-
 bool Decoder::goes_together(Span<const Step> steps, size_t n_rows, Workspace& workspace) const {
   if (steps.size < 2 || n_rows > workspace.activations().rows_at_once) return false;
   const float* logits = steps[0].logits;
@@ -274,6 +269,7 @@ void Decoder::begin_step(const Step& step, size_t first_row, Workspace& workspac
     }
   }
   if (config_.has_streams) spread_streams(weights_, a, first_row, n, step.adapters());
+  if (config_.has_two_states) begin_states(weights_, a, {a.x + first_row * dim, n, dim, dim});
   if (config_.reads_hidden) join_hidden(config_, weights_, a, first_row, {step.hidden, n, dim, dim});
   for (size_t i = 0; i < config_.ropes.size(); ++i) {
     const RopeConfig& rope = config_.ropes[i];

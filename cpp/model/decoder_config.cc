@@ -98,7 +98,7 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
                   !layer.is_parallel && !config.centres_norms && !config.has_norm_biases),
              "norms behind attention and activations are of plain attention and plain networks");
   EH2O_CHECK(layer.qkv_limit >= 0.0f, "qkv_limit = ", layer.qkv_limit);
-  EH2O_CHECK(config.has_norm_weights || config.centres_norms || layer.has_head_gains,
+  EH2O_CHECK(config.has_norm_weights || config.centres_norms || layer.has_head_gains || config.has_two_states,
              "RMS norms without weights");
   EH2O_CHECK(!layer.has_head_gains ||
                  (layer.mixer == MixerKind::kAttention && layer.ffn == FfnKind::kGated &&
@@ -196,6 +196,9 @@ void DecoderConfig::check() const {
     EH2O_CHECK(first_use(i) < layers.size(), "no pass goes through the layers from ", i, " on");
   }
   EH2O_CHECK(!norms_passes || !passes.empty(), "norms between passes that there are not");
+  EH2O_CHECK(!has_two_states || (!passes.empty() && passes[0] == 0 && n_own_layers() == 2 * pass_layers() &&
+                                 !norms_passes && n_positions == 0),
+             "the states of two stacks that there are not");
   for (const RopeConfig& rope : ropes) {
     EH2O_CHECK(rope.long_inv_freq.empty() || rope.long_inv_freq.size() == rope.n_pairs(),
                "a table of RoPE frequencies has ", rope.long_inv_freq.size(), " entries, another ",

@@ -52,6 +52,9 @@ struct DecoderConfig {
   // but keys and values of their own, and `layers` has those of all passes. Empty: one stack, once.
   std::vector<size_t> passes;
   bool norms_passes = false;  // the residual stream is normed between passes, as logits are made of it
+  // HRM: of two stacks each has a state. What goes into a pass is the sum of both, and what comes out, normed
+  // as logits are made of it, is the new state of its stack. The second one's first is the embedding.
+  bool has_two_states = false;
 
   size_t n_layers() const { return layers.size(); }
   // Layers with weights of their own, which are those of the stacks.
@@ -60,6 +63,7 @@ struct DecoderConfig {
   // Which of these a layer has the weights of, and the first layer that has them.
   size_t own_layer(size_t layer) const;
   size_t first_use(size_t own_layer) const;
+  size_t stack(size_t layer) const { return passes.empty() ? 0 : passes[layer / pass_layers()]; }
   // Whether a pass ends with the layer, and another one follows.
   bool ends_pass(size_t layer) const { return layer + 1 < layers.size() && (layer + 1) % pass_layers() == 0; }
   float output_eps() const { return post_norm_eps > 0.0f ? post_norm_eps : norm_eps; }

@@ -49,6 +49,7 @@ void Weights::for_each_tensor(const F& f) {
     }
   };
   norm("output_norm.weight", output_norm_);
+  if (config_.has_two_states) vector("first_state.weight", first_state_, model_dim, true);
   if (config_.reads_hidden) {
     linear("hidden_proj", hidden_proj_, model_dim, 2 * model_dim);
     vector("embedding_norm.weight", embedding_norm_, model_dim, true);

@@ -188,6 +188,8 @@ class Weights {
   const Linear& hidden_proj() const { return hidden_proj_; }
   const std::vector<float>& embedding_norm() const { return embedding_norm_; }
   const std::vector<float>& hidden_norm() const { return hidden_norm_; }
+  // [model_dim] what the state of the first stack begins with, of a model with two states.
+  const std::vector<float>& first_state() const { return first_state_; }
   // [n_positions][model_dim], or not set.
   const PackedMatrix& position_embd() const { return position_embd_; }
   const std::vector<float>& ones() const { return ones_; }
@@ -219,7 +221,7 @@ class Weights {
   BlockPool pool_;  // of all matrices; a tensor that is set again leaves its old place unused
   Linear token_embd_, output_, hidden_proj_;
   PackedMatrix head_;  // the first rows of main's output matrix
-  std::vector<float> embedding_norm_, hidden_norm_;
+  std::vector<float> embedding_norm_, hidden_norm_, first_state_;
   PackedMatrix position_embd_;
   std::vector<float> ones_;  // [model_dim], where embeddings are normed without weights
   std::vector<PackedMatrix> token_inputs_, streams_in_, streams_out_;

@@ -15,6 +15,7 @@ from .hybrids import HybridRule, replace_attention, scan_sizes, ssd_sizes
 from .indexer import index_sizes, with_indexers
 from .keys import ArchitectureKeys
 from .latent import LatentLayout, LatentRule, latent_sizes, read_latent
+from .passes import layers_of_passes, read_cycles, read_loops
 from .rope import (
     BASE_RANGE,
     NO_SCALING,
@@ -35,7 +36,6 @@ TOKENS_KEY = "tokenizer.ggml.tokens"
 
 SHARED_KV_KEY = "attention.shared_kv_layers"
 DRAFTING_KEY = "nextn_predict_layers"
-LOOPS_KEY, LOOP_NORM_KEY = "num_loops", "skip_loop_final_norm"
 TOKEN_INPUT_KEY = "embedding_length_per_layer_input"
 # Tokens of each part that the table of inputs per token is loaded in.
 TOKEN_INPUT_ROWS = 16384
@@ -51,8 +51,9 @@ class Hyperparameters:
     """Shape of a decoder and of its layers, and what its RoPE frequencies are made of.
 
     ``sliding_rope_base`` and ``sliding_rope_scaling`` are those of layers with a sliding window.
-    ``n_drafting_layers`` lie behind the others in the file and guess tokens ahead. ``passes`` and
-    ``norms_passes``: see ``DecoderConfig``; ``layers`` has those of all passes.
+    ``n_drafting_layers`` lie behind the others in the file and guess tokens ahead. ``passes``,
+    ``norms_passes`` and ``has_two_states``: see ``DecoderConfig``; ``layers`` has those of all
+    passes.
     """
 
     layers: tuple[LayerConfig, ...]
@@ -77,6 +78,7 @@ class Hyperparameters:
     laurel_rank: int = 0
     passes: tuple[int, ...] = ()
     norms_passes: bool = False
+    has_two_states: bool = False
 
     @property
     def own_layers(self) -> tuple[LayerConfig, ...]:
@@ -158,9 +160,14 @@ def read_hyperparameters(
     has_layer_norm: bool = False,
     has_joint_width: bool = False,
     has_loops: bool = False,
+    has_two_stacks: bool = False,
 ) -> Hyperparameters:
     """Reads ``<architecture>.*`` keys. Raises ``FormatError`` that names the key and its range."""
     n_layers = metadata.get_int(f"{architecture}.block_count", minimum=1, maximum=MAX_LAYERS)
+    passes: tuple[int, ...] = ()
+    norms_passes = False
+    if has_two_stacks:
+        passes, n_layers = read_cycles(metadata, architecture, n_layers)
     n_drafting = 0
     if has_drafting_layers:
         key = f"{architecture}.{DRAFTING_KEY}"
@@ -220,17 +227,16 @@ def read_hyperparameters(
     if streams is not None:
         layers = with_cutoffs(keys, streams, layers)
     context_length = keys.integer("context_length", maximum=MAX_CONTEXT)
-    n_loops = 1
     if has_loops:
-        most = MAX_LAYERS // len(layers)
-        n_loops = keys.integer(LOOPS_KEY, minimum=1, maximum=most, default=1)
+        passes, norms_passes = read_loops(keys, MAX_LAYERS)
     rope_base = read_rope_base(keys, rope, head_dim)
     scaling = read_rope_scaling(keys, context_length, rope)
     temperature_scale, temperature_period = read_temperature(keys, rope, scaling.original_context)
     return Hyperparameters(
-        layers=layers * n_loops,
-        passes=(0,) * n_loops if n_loops > 1 else (),
-        norms_passes=n_loops > 1 and not metadata.get_bool(keys.full(LOOP_NORM_KEY), default=False),
+        layers=layers_of_passes(layers, passes),
+        passes=passes,
+        norms_passes=norms_passes,
+        has_two_states=has_two_stacks,
         model_dim=model_dim,
         head_dim=head_dim,
         rotary_dim=rotary_dim,

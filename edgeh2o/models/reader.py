@@ -27,13 +27,13 @@ from .experts import (
 from .hybrids import NORMS_KEY
 from .hyperparameters import (
     DRAFTING_KEY,
-    LOOPS_KEY,
     SHARED_KV_KEY,
     TOKEN_INPUT_KEY,
     Hyperparameters,
 )
 from .joined import bind_joined
 from .key_biases import mark_key_biases
+from .passes import LOOPS_KEY
 from .refusals import refuse_unread
 from .rope import (
     ALPHA_KEY,
@@ -217,6 +217,7 @@ def _make_config(
         rope_attention_factor=attention_factor(shape.rope_scaling),
         passes=shape.passes,
         norms_passes=shape.norms_passes,
+        has_two_states=shape.has_two_states,
         **_read_frequencies(gguf, spec, shape),
     )
 

@@ -82,6 +82,8 @@ class ArchitectureSpec:
         has_position_table: positions are rows of a table, added to embeddings.
         has_joint_width: files give the widths of gate and up together as that of the network.
         has_loops: files may say that their layers are gone through several times.
+        has_two_stacks: there are two stacks of layers, with a state each, which are gone through by
+            cycles (HRM).
         refused_depths: models of the family with so many layers, and what they have that is not
             supported.
         n_layers_scaled_by_width: the model of the family with so many layers divides attention
@@ -136,6 +138,7 @@ class ArchitectureSpec:
     has_position_table: bool = False
     has_joint_width: bool = False
     has_loops: bool = False
+    has_two_stacks: bool = False
     refused_depths: Mapping[int, str] = field(default_factory=dict)
     n_layers_scaled_by_width: int | None = None
 
@@ -162,6 +165,7 @@ class ArchitectureSpec:
             has_layer_norm=self.norm == "layer",
             has_joint_width=self.has_joint_width,
             has_loops=self.has_loops,
+            has_two_stacks=self.has_two_stacks,
         )
         if (depth := len(shape.layers)) in self.refused_depths:
             raise FormatError(

@@ -82,6 +82,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
             layers=[layers[layer] for layer in config.own_layers],
             passes=list(config.passes),
             norms_passes=config.norms_passes,
+            has_two_states=config.has_two_states,
             embedding_scale=config.embedding_scale,
             norms_embeddings=config.norms_embeddings,
             logit_scale=config.logit_scale,

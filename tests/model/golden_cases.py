@@ -58,6 +58,13 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "skips_loop_norm": True,
         "tied": False,
     },
+    "hrm_text": {
+        **{"architecture": "hrm_text", "n_layers": 2, "n_kv_heads": 4, "tied": False},
+        **{"n_high_cycles": 2, "n_low_cycles": 3},
+    },
+    "hrm_text_tied": {
+        **{"architecture": "hrm_text", "n_layers": 1, "n_high_cycles": 3, "n_low_cycles": 1},
+    },
     "cohere2": {"architecture": "cohere2", "n_layers": 5, "sliding_window": 40},
     "stablelm": {"architecture": "stablelm", "rotary_dim": 8, "tied": False},
     "starcoder2": {"architecture": "starcoder2", "biases": True},

@@ -83,6 +83,8 @@ MODELS = {
         **{"n_layers": 3, "joins_experts": True, "n_shared_experts": 2},
     },
     "nanbeige-loops": {"architecture": "nanbeige", "n_loops": 3},
+    "hrm_text": {"architecture": "hrm_text", "n_layers": 1, "n_low_cycles": 3},
+    "hrm_text-deep": {"architecture": "hrm_text", "n_layers": 2, "tied": False},
     "nanbeige-skips": {"architecture": "nanbeige", "n_loops": 2, "skips_loop_norm": True},
     "maple": {"architecture": "maple", "n_layers": 4, "sliding_window": NARROW},
     "muse-glimmer": {

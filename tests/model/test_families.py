@@ -29,6 +29,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "gpt-oss": {"n_layers": 4, "sliding_window": 20},
     "granite_swa": {"n_layers": 4, "sliding_window": 20, "shared_ffn_dim": 80},
     "granitemoe": {"shared_ffn_dim": 80},
+    "hrm_text": {"n_layers": 1, "n_low_cycles": 2},
     "llama4": {"n_layers": 5, "sliding_window": 20, "temperature_length": 30},
     "mistral3": {"original_context": 50},
     "nanbeige": {"n_layers": 2, "n_loops": 2},

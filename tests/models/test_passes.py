@@ -1,4 +1,4 @@
-"""Layers that are gone through several times, with the same weights (Nanbeige 4.2)."""
+"""Layers that are gone through several times, with the same weights (Nanbeige 4.2, HRM)."""
 
 from __future__ import annotations
 
@@ -77,3 +77,48 @@ def test_a_quantised_file(tiny_model: TinyModelFactory, tmp_path: Path) -> None:
         "Q4_K",
         "Q6_K",
     }
+
+
+def test_cycles_of_two_stacks(tiny_model: TinyModelFactory) -> None:
+    sizes = {"n_layers": 2, "n_high_cycles": 2, "n_low_cycles": 3}
+    config = read_tiny(tiny_model, "hrm_text", **sizes)
+    assert config.passes == (0, 0, 0, 1) * 2 and config.has_two_states
+    assert not config.norms_passes  # their norms are those of the states
+    assert (len(config.layers), len(config.own_layers)) == (16, 4)
+    assert [config.own_layer(layer) for layer in (0, 5, 6, 7, 8, 15)] == [0, 1, 2, 3, 0, 3]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("block_count", 9, "'hrm_text.block_count' is 9, but 2 cycles of 1 passes"),
+        ("hrm.l_cycles", 2, "'hrm_text.block_count' is 8, but 2 cycles of 2 passes"),
+        ("hrm.h_cycles", 0, "'hrm_text.hrm.h_cycles' is 0"),
+        ("hrm.layers_per_stack", 2**31, "'hrm_text.hrm.layers_per_stack' is 2147483648"),
+        ("hrm.l_cycles", None, r"'hrm_text.hrm.l_cycles' \(an integer\) is missing"),
+    ],
+)
+def test_cycles_that_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: int | None, problem: str
+) -> None:
+    write = GGUFWriter.add_uint32
+
+    def add(writer: GGUFWriter, name: str, number: int) -> None:
+        if name != f"hrm_text.{key}":
+            write(writer, name, number)
+        elif value is not None:
+            write(writer, name, value)
+
+    monkeypatch.setattr(GGUFWriter, "add_uint32", add)
+    with pytest.raises(FormatError, match=f"metadata key {problem}"):
+        read(write_tiny(tmp_path, "hrm_text", n_layers=2))
+
+
+def test_states_that_cannot_be(tiny_model: TinyModelFactory) -> None:
+    config = read_tiny(tiny_model, "hrm_text", n_layers=1)
+    layer = config.layers[0]
+    core_config(config)
+    for passes, more in (((), {}), ((1, 0), {}), ((0, 0), {}), ((0, 1), {"norms_passes": True})):
+        n = len(passes) or 2
+        with pytest.raises(FormatError, match="the states of two stacks that there are not"):
+            core_config(replace(config, layers=(layer,) * n, passes=passes, **more))

@@ -65,6 +65,7 @@ def test_the_budget_table_of_the_weights_is_found(
         ("cohere2", "LayerNorm"),
         ("spark2_5", "gates of attention"),
         ("nanbeige", "layers that are gone through several times"),
+        ("hrm_text", "gates of attention"),
         ("muse-glimmer", "norms of embeddings"),
         ("talkie", "norms of embeddings"),
         ("plamo", "feed-forward networks beside attention"),

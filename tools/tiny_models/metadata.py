@@ -15,7 +15,17 @@ TEMPERATURE_LENGTH = 40
 
 def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     writer.add_name("tiny")
-    writer.add_block_count(model.n_layers + model.n_drafting_layers)
+    if model.family.has_two_stacks:
+        n_passes = model.n_high_cycles * (model.n_low_cycles + 1)
+        writer.add_block_count(model.n_layers * n_passes)
+        for name, count in (
+            ("layers_per_stack", model.n_layers),
+            ("h_cycles", model.n_high_cycles),
+            ("l_cycles", model.n_low_cycles),
+        ):
+            writer.add_uint32(f"{model.architecture}.hrm.{name}", count)
+    else:
+        writer.add_block_count(model.n_layers + model.n_drafting_layers)
     drafting.add_metadata(writer, model)
     writer.add_context_length(model.context_length)
     writer.add_embedding_length(model.model_dim)

@@ -78,6 +78,7 @@ class TinyModel:
         n_drafting_layers: layers that guess tokens ahead (MTP), of qwen35 and qwen35moe.
         is_fused: Q, K and V are one matrix.
         joins_experts: gate and up of experts are one matrix.
+        n_high_cycles, n_low_cycles: of hrm_text, which has n_layers in each of its stacks.
         n_loops, skips_loop_norm: how often layers are gone through, and whether the residual stream
             is not normed in between, of nanbeige.
     """
@@ -154,6 +155,8 @@ class TinyModel:
     n_cut_layers: int | None = None
     has_markers: bool = False
     n_drafting_layers: int = 0
+    n_high_cycles: int = 2
+    n_low_cycles: int = 1
     n_loops: int = 1
     skips_loop_norm: bool = False
     joins_experts: bool = False
@@ -166,10 +169,16 @@ class TinyModel:
         return family
 
     @property
+    def n_stored_layers(self) -> int:
+        """Layers whose weights are written, but for those that guess tokens ahead."""
+        return self.n_layers * (2 if self.family.has_two_stacks else 1)
+
+    @property
     def layers(self) -> list[tuple[int, ...]]:
         """LAYER_OPTIONS of every layer."""
         values = (getattr(self, name) for name in LAYER_OPTIONS)
-        rows = [value if isinstance(value, tuple) else (value,) * self.n_layers for value in values]
+        n_layers = self.n_stored_layers
+        rows = [value if isinstance(value, tuple) else (value,) * n_layers for value in values]
         family = self.family
         by_turns = family.has_short_conv or family.has_mamba1 or family.mamba2 == "other"
         if by_turns and not isinstance(self.n_kv_heads, tuple):
@@ -218,7 +227,7 @@ class TinyModel:
     def pattern(self) -> list[bool]:
         """Which layers have a window, for families whose files say so layer by layer."""
         period = self.sliding_window_pattern or 3
-        return [layer % period < period - 1 for layer in range(self.n_layers)]
+        return [layer % period < period - 1 for layer in range(self.n_stored_layers)]
 
     @property
     def input_dim(self) -> int:

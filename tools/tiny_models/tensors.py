@@ -34,7 +34,7 @@ def random_tensors(model: TinyModel) -> Tensors:
         gemma3n.add_stacks(normal, model.model_dim)
     if model.input_dim:
         _add_token_inputs(normal, model)
-    for layer in range(model.n_layers):
+    for layer in range(model.n_stored_layers):
         _add_layer(tensors, normal, model, layer)
     return tensors | drafting_tensors(rng, model, _add_layer)
 
@@ -50,6 +50,8 @@ def _add_embeddings(normal: Callable[..., None], model: TinyModel) -> None:
         normal("output.weight", model.vocab_size, width, std=std)
     if family.has_logit_biases:
         normal("output.bias", model.vocab_size, std=0.5)
+    if family.has_two_stacks:
+        normal("hrm.z_l_init", width, std=1.0)
     if family.has_norm_weights:
         normal(f"{family.output_norm}.weight", width, std=0.1, mean=1.0)
     if family.has_norm_biases:

@@ -73,6 +73,7 @@ VARIANTS: dict[str, dict[str, object]] = {
         **{"architecture": "granitehybrid", "n_experts": 0, "rotates": True, "biases": True},
     },
     "nemotron_h-biases": {"architecture": "nemotron_h", "n_layers": 4, "biases": True},
+    "hrm_text": {"architecture": "hrm_text", "n_layers": 1},
     "nanbeige-loops": {"architecture": "nanbeige", "n_layers": 2, "n_loops": 2},
     "17-heads-of-a-kv-head": {"n_heads": 34, "head_dim": 8},
     "unequal": {

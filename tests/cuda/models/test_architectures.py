@@ -52,6 +52,7 @@ REFUSED = {
     "llama4": "windows that begin at fixed positions",
     "mistral4": "latent attention whose queries are scaled by their position",
     "mamba2": "models without attention",
+    "hrm_text": "norms without weights",
     "nanbeige-loops": "layers that are gone through several times",
     "bitnet": "norms behind attention and activations",
 }

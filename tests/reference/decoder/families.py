@@ -53,6 +53,8 @@ class Family:
         scales_expert_inputs: shares of experts are factors of their inputs.
         unrotated_temperature: queries of other layers grow with their position, by this scale and
             period unless files say others.
+        has_two_stacks: the first half of the layers is gone through several times, then the second
+            once, and so on; each has a state.
         mamba2_is_single: a layer is Mamba-2, attention or a feed-forward network, which has no gate
             and the square of ReLU.
     """
@@ -96,6 +98,7 @@ class Family:
     norms_rotated: bool = False
     scales_expert_inputs: bool = False
     unrotated_temperature: tuple[float, int] | None = None
+    has_two_stacks: bool = False
 
     @property
     def activation(self) -> str:
@@ -171,6 +174,7 @@ FAMILIES: Mapping[str, Family] = {
     "granite_swa": Family(is_interleaved=True),
     "granitehybrid": Family(is_interleaved=True),
     "granitemoe": Family(is_interleaved=True),
+    "hrm_text": Family(has_norm_weights=False, has_two_stacks=True),
     "hunyuan-dense": Family(norms_after_rope=True),
     "hunyuan-moe": Family(norms_after_rope=True),
     "hunyuan_vl": Family(norms_after_rope=True),

@@ -26,9 +26,9 @@ class ReferenceConfig:
     all 0 in a layer without positions. `windows`, `head_dims` and `kv_layers`, the layers whose
     keys and values are read, have one entry per layer. A query at position p is multiplied by
     `1 + temperature_scale * ln(1 + floor(p / temperature_period))`. With an `index_top_k` it reads
-    as many tokens, which the layer's indexer chooses, or that of a layer before it. Layers are gone
-    through `n_loops` times, and what goes into them again is normed as for the output if
-    `norms_loops`.
+    as many tokens, which the layer's indexer chooses, or that of a layer before it. `order` has the
+    layers as they are gone through, some of them several times; what goes into them again is normed
+    as for the output if `norms_loops`.
     """
 
     family: Family
@@ -63,7 +63,7 @@ class ReferenceConfig:
     xielu: tuple[tuple[float, ...], ...] = ()
     gate_cutoffs: tuple[float, ...] = ()
     gate_limits: tuple[float, ...] = ()
-    n_loops: int = 1
+    order: tuple[int, ...] = ()
     norms_loops: bool = False
 
 
@@ -142,6 +142,12 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
     family = replace(family, is_parallel=is_parallel)
     n_layers, model_dim = int(number("block_count")), int(number("embedding_length"))
     n_layers -= int(number("nextn_predict_layers", 0.0))
+    order = tuple(range(n_layers)) * int(number("num_loops", 1.0))
+    if family.has_two_stacks:
+        n = int(number("hrm.layers_per_stack"))
+        low, high = tuple(range(n)), tuple(range(n, 2 * n))
+        order = (low * int(number("hrm.l_cycles")) + high) * int(number("hrm.h_cycles"))
+        n_layers = 2 * n
     # Heads are counted by the rows of their matrices: layers may differ.
     n_heads = np.ravel(keys.value("attention.head_count"))[0]
     head_dim = int(number("attention.key_length", model_dim // max(n_heads, 1)))
@@ -212,7 +218,7 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
         index_top_k=int(number("attention.indexer.top_k", 0.0)),
         delta_log_floor=number("kda.gate_lower_bound", 0.0),
         n_ssd_groups=int(number("ssm.group_count", 0.0)),
-        n_loops=int(number("num_loops", 1.0)),
+        order=order,
         norms_loops=not keys.value("skip_loop_final_norm", False),
         has_plain_scan_norms=bool(keys.value("ssm.dt_b_c_rms", False)),
     )

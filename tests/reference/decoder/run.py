@@ -84,17 +84,14 @@ class ReferenceDecoder:
         """
         return DecoderRun(
             self,
-            [
-                self._make_layer(make_layer, i)
-                for i in range(self.config.n_loops * self.config.n_layers)
-            ],
+            [self._make_layer(make_layer, layer) for layer in self.config.order],
             rope_layout=rope_layout if self.config.family.is_interleaved else "half_split",
             scale_block_of=scale_block_of,
             cache_type=cache_type,
         )
 
     def _make_layer(self, make_layer: Callable[..., AttentionLayer], layer: int) -> AttentionLayer:
-        window = self.config.windows[layer % self.config.n_layers]
+        window = self.config.windows[layer]
         options: dict[str, Any] = {
             "scale": self.config.attention_scale,
             "soft_cap": self.config.attention_soft_cap,
@@ -176,10 +173,17 @@ class DecoderRun:
         positions = np.arange(self.position, self.position + len(tokens))[:, None]
         if "position_embd.weight" in weights:
             x = x + weights["position_embd.weight"][positions[:, 0]]
+        has_states = config.family.has_two_stacks
         streams = first_streams(self.rows, x) if config.family.has_streams else None
+        states = [weights["hrm.z_l_init"] + np.zeros_like(x), x] if has_states else []
         for number, layer in enumerate(self.layers):
-            layer_idx = number % config.n_layers
-            if config.norms_loops and number and layer_idx == 0:
+            layer_idx = config.order[number]
+            if has_states and layer_idx % (config.n_layers // 2) == 0:
+                if number:
+                    before = config.order[number - 1] // (config.n_layers // 2)
+                    states[before] = self.rows.norm(config.family.output_norm, x)
+                x = states[0] + states[1]
+            elif config.norms_loops and number and layer_idx == 0:
                 x = self.rows.norm(config.family.output_norm, x)
             prefix = f"blk.{layer_idx}."
             angles = positions * config.inv_freq[layer_idx]
