@@ -17,6 +17,7 @@ from typing import cast
 import numpy as np
 
 from tests.tokenizer.plamo_vocabulary import make_plamo_metadata
+from tests.tokenizer.rwkv_vocabulary import make_rwkv_metadata
 from tests.tokenizer.spm_vocabulary import make_spm_metadata
 from tests.tokenizer.vocabularies import make_metadata
 from tools.fuzz_loop import instrumented_imports, run_fuzzer
@@ -34,6 +35,7 @@ def make_seeds() -> Iterator[bytes]:
     for pre in PRE_NAMES:
         yield _write_input(make_metadata(pre=pre))
     yield _write_input(make_plamo_metadata())
+    yield _write_input(make_rwkv_metadata())
     yield _write_input(make_spm_metadata())
     yield _write_input({**make_spm_metadata(add_space_prefix=False), "general.name": "phi-3"})
 

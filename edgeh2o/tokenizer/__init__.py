@@ -14,6 +14,7 @@ from .byte_bpe import ByteBpeTokenizer
 from .plamo2 import PlamoTokenizer
 from .pre_tokenizers import pre_tokenizer_names as byte_pre_tokenizer_names
 from .raw_bpe import RAW_RULES, RawBpeTokenizer
+from .rwkv import RwkvTokenizer
 from .sentencepiece import SentencePieceTokenizer
 from .stream_decoder import StreamDecoder
 
@@ -57,13 +58,13 @@ _BUILDERS: dict[str, Callable[[Mapping[str, object]], Tokenizer]] = {
     "gpt2": _build_bpe,
     "llama": SentencePieceTokenizer,
     "plamo2": PlamoTokenizer,
+    "rwkv": RwkvTokenizer,
 }
 
 # Models that GGUF files are known to name; the text says what each of them is.
 _NOT_SUPPORTED = {
     "bert": "WordPiece",
     "t5": "SentencePiece unigram",
-    "rwkv": "RWKV trie",
     "hybriddna": "BPE with DNA k-mers",
     "whitespace": "BPE on words between whitespace",
     "none": "no vocabulary",
