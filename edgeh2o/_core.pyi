@@ -64,6 +64,7 @@ class DecoderConfig:
         layers: abc.Sequence[Mapping[str, Any]],
         embedding_scale: float = 1.0,
         norms_embeddings: bool = False,
+        has_embedding_norm: bool = False,
         logit_scale: float = 1.0,
         logit_soft_cap: float = 0.0,
         tied_embeddings: bool = False,

@@ -48,6 +48,18 @@ cdef extern from "kernels/selective_scan.h" namespace "edgeh2o" nogil:
         float* state
         float* out
 
+cdef extern from "kernels/wkv.h" namespace "edgeh2o" nogil:
+    cdef struct WkvSlice:
+        size_t n_tokens, key_dim, stride, out_stride
+        const float* decays
+        const float* keys
+        const float* values
+        const float* directions
+        const float* removals
+        const float* queries
+        float* state
+        float* out
+
 cdef extern from "sequence/attention_state.h" namespace "edgeh2o" nogil:
     cdef enum class CacheType(uint8_t):
         pass
@@ -103,6 +115,7 @@ cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
         void (*delta_net_chunks_f32)(const DeltaSlice&, size_t, float*) noexcept
         void (*ssd_f32)(const SsdSlice&) noexcept
         void (*selective_scan_f32)(const ScanSlice&) noexcept
+        void (*wkv_f32)(const WkvSlice&) noexcept
         void (*row_decays_f32)(float*, const float*, float, float, size_t) noexcept
         void (*multiply_f32)(float*, const float*, const float*, size_t) noexcept
         void (*convolve_f32)(float*, const float* const*, const float*, size_t, size_t, size_t) noexcept

@@ -12,6 +12,7 @@ from edgeh2o._kernel_table cimport (
     KernelTable,
     ScanSlice,
     SsdSlice,
+    WkvSlice,
     delta_scratch_size,
     kv_row_bytes,
     parse_cache_type,
@@ -231,6 +232,28 @@ def selective_scan(str isa, const float[:, ::1] x, const float[:, ::1] steps, co
     piece.a, piece.skips = &a[0, 0], direct
     piece.state, piece.out, piece.out_stride = &after[0, 0], &out[0, 0], 16
     table_of(isa).selective_scan_f32(piece)
+    return np.asarray(out), np.asarray(after)
+
+
+def wkv(str isa, const float[:, ::1] rows, const float[:, ::1] state):
+    """Outputs [n, 16] of n tokens, and the state [key_dim, 16] after them; all float32.
+
+    rows are [n, 5 * key_dim + 16]: decays, keys, directions, removals and queries, then values.
+    """
+    cdef size_t n = rows.shape[0], dim = state.shape[0]
+    if state.shape[1] != 16 or dim % 16 or dim == 0:
+        raise ValueError("the state must be [key_dim, 16], key_dim a multiple of 16")
+    if n == 0 or <size_t>rows.shape[1] != 5 * dim + 16:
+        raise ValueError("rows must be [n, 5 * key_dim + 16]")
+    cdef float[:, ::1] out = np.empty((n, 16), np.float32)
+    cdef float[:, ::1] after = np.array(state)
+    cdef const float* data = &rows[0, 0]
+    cdef WkvSlice piece
+    piece.n_tokens, piece.key_dim, piece.stride, piece.out_stride = n, dim, 5 * dim + 16, 16
+    piece.decays, piece.keys, piece.directions = data, data + dim, data + 2 * dim
+    piece.removals, piece.queries, piece.values = data + 3 * dim, data + 4 * dim, data + 5 * dim
+    piece.state, piece.out = &after[0, 0], &out[0, 0]
+    table_of(isa).wkv_f32(piece)
     return np.asarray(out), np.asarray(after)
 
 

@@ -112,7 +112,11 @@ class LayerConfig:
     reads it is that of one of ``n_ssd_groups``; "attention_mamba2" has attention beside it.
     "mamba1" has a convolution and ``n_scan_channels`` channels, each with ``scan_state_dim``
     states, whose steps are made of ``scan_step_rank`` numbers, with the ``scan_norms`` "weighted",
-    "plain" or "none". A layer whose mixer is "none" has a feed-forward network only, and one with
+    "plain" or "none". "rwkv7" has ``n_wkv_heads`` heads of ``wkv_head_dim`` numbers, with decays,
+    rates, shares of the first layer's values and gates made of vectors of ``wkv_decay_rank``,
+    ``wkv_rate_rank``, ``wkv_value_rank``, which is 0 in the first layer, and ``wkv_gate_rank``
+    numbers; what goes into it and into the network behind it has that of the token before in it. A
+    layer whose mixer is "none" has a feed-forward network only, and one with
     an ``ffn_dim`` of 0 has none. In a mixture of experts a layer ``is_dense`` has one feed-forward
     network. ``xielu`` is of the activation of that name. Of a gate what lies ``gate_cutoff``
     standard deviations above its mean goes into the activation; None: all of it. With a
@@ -149,6 +153,12 @@ class LayerConfig:
     scan_state_dim: int = 0
     scan_step_rank: int = 0
     scan_norms: str = "none"
+    n_wkv_heads: int = 0
+    wkv_head_dim: int = 0
+    wkv_decay_rank: int = 0
+    wkv_rate_rank: int = 0
+    wkv_value_rank: int = 0
+    wkv_gate_rank: int = 0
     is_dense: bool = False
     xielu: Xielu = Xielu()
     gate_cutoff: float | None = None
@@ -208,8 +218,9 @@ class DecoderConfig(ModelConfig):
     have them only with ``has_norm_biases``, and no weights without ``has_norm_weights``;
     ``has_output_bias`` is of the logits. ``norm_placement`` says what of a residual branch is
     normalised: "pre" its input, "post" its output, with ``post_norm_eps`` if that is not 0, "both";
-    embeddings are with ``norms_embeddings``, without weights; where it ``is_parallel``, the network
-    has the input of attention, normed alike or by a norm of its own (``has_parallel_norm``).
+    embeddings are with ``norms_embeddings``, without weights, or with ``has_embedding_norm``, as
+    inputs are; where it ``is_parallel``, the network has the input of attention, normed alike or by
+    a norm of its own (``has_parallel_norm``).
     Queries, keys and values are clamped to ``qkv_limit`` if that is not 0, and have one vector of
     biases with ``has_joint_bias``. With ``has_sub_norms`` what attention gives, and what the
     activation of a network, is normed before the next product. With ``has_head_gains`` norms of
@@ -273,6 +284,7 @@ class DecoderConfig(ModelConfig):
     rope_attention_factor: float = 1.0
     embedding_scale: float = 1.0
     norms_embeddings: bool = False
+    has_embedding_norm: bool = False
     post_norm_eps: float = 0.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0

@@ -38,6 +38,7 @@ class Family:
             without a gate, of which a layer has one; or "only", all are that and nothing else.
         has_mamba1: layers without KV heads, by default every other one, have Mamba-1.
         has_only_mamba1: all layers are that and nothing else.
+        has_rwkv7: all layers have the mixer and the network of RWKV-7.
         goes_by_turns: every other layer has experts, the second first, as no key says.
         is_ungated: the feed-forward network has no gate, but the square of ReLU.
         has_layer_norm, has_norm_biases: norms are LayerNorm; norms of either kind have biases.
@@ -104,6 +105,7 @@ class Family:
     mamba2: Literal["other", "beside", "single", "only"] | None = None
     has_mamba1: bool = False
     has_only_mamba1: bool = False
+    has_rwkv7: bool = False
     goes_by_turns: bool = False
     has_expert_bias: bool = False
     is_ungated: bool = False
@@ -151,15 +153,20 @@ class Family:
 
     @property
     def has_only_mamba(self) -> bool:
-        """Whether no layer attends."""
+        """Whether layers are Mamba and nothing else."""
         return self.has_only_mamba1 or self.mamba2 == "only"
+
+    @property
+    def attends(self) -> bool:
+        """Whether some layer does."""
+        return not (self.has_only_mamba or self.has_rwkv7)
 
     @property
     def is_hybrid(self) -> bool:
         """Whether the first layer does not attend, but the second does."""
         has_mamba = self.has_mamba1 or self.mamba2 in ("other", "single", "only")
         has_delta_net = self.has_delta_net or self.has_row_decays
-        return self.has_short_conv or has_delta_net or has_mamba
+        return self.has_short_conv or has_delta_net or has_mamba or self.has_rwkv7
 
     @property
     def is_recurrent(self) -> bool:

@@ -67,7 +67,7 @@ def _type_of(name: str, values: NDArray[np.float32], model: TinyModel) -> str:
         return "F32"
     if name.endswith(gemma3n.FLOAT_MATRICES) or name in gemma3n.STACKS:
         return model.tensor_type if model.tensor_type in FLOAT_TYPES else "F16"
-    if name.endswith(".ssm_dt.weight") and model.tensor_type in (*K_TYPES, *CODEBOOK_TYPES):
+    if name.endswith(recurrent.SHORT_ROWS) and model.tensor_type in (*K_TYPES, *CODEBOOK_TYPES):
         return "Q8_0"  # rows are shorter than blocks
     if name in ("token_embd.weight", "output.weight"):
         return model.embedding_type or model.tensor_type

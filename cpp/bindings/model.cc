@@ -77,6 +77,7 @@ LayerSpec make_layer(const py::dict& fields) {
                       {"mamba2", MixerKind::kMamba2},
                       {"attention_mamba2", MixerKind::kAttentionMamba2},
                       {"mamba1", MixerKind::kMamba1},
+                      {"rwkv7", MixerKind::kRwkv7},
                       {"none", MixerKind::kNone}});
   reader.read("n_heads", layer.heads.n_heads);
   reader.read("n_kv_heads", layer.heads.n_kv_heads);
@@ -127,6 +128,12 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("ssd_head_dim", layer.ssd.head_dim);
   reader.read("n_ssd_groups", layer.ssd.n_groups);
   reader.read("ssd_state_dim", layer.ssd.state_dim);
+  reader.read("n_wkv_heads", layer.wkv.n_heads);
+  reader.read("wkv_head_dim", layer.wkv.head_dim);
+  reader.read("wkv_decay_rank", layer.wkv.decay_rank);
+  reader.read("wkv_rate_rank", layer.wkv.rate_rank);
+  reader.read("wkv_value_rank", layer.wkv.value_rank);
+  reader.read("wkv_gate_rank", layer.wkv.gate_rank);
   reader.read("n_scan_channels", layer.scan.n_channels);
   reader.read("scan_state_dim", layer.scan.state_dim);
   reader.read("scan_step_rank", layer.scan.step_rank);
@@ -134,7 +141,10 @@ LayerSpec make_layer(const py::dict& fields) {
       "scan_norms", layer.scan.norms,
       {{"none", ScanNorms::kNone}, {"plain", ScanNorms::kPlain}, {"weighted", ScanNorms::kWeighted}});
   reader.read_choice("ffn", layer.ffn,
-                     {{"gated", FfnKind::kGated}, {"experts", FfnKind::kExperts}, {"none", FfnKind::kNone}});
+                     {{"gated", FfnKind::kGated},
+                      {"experts", FfnKind::kExperts},
+                      {"shifted", FfnKind::kShifted},
+                      {"none", FfnKind::kNone}});
   reader.read_choice("activation", layer.activation,
                      {{"silu", Activation::kSilu},
                       {"gelu_tanh", Activation::kGeluTanh},
@@ -216,6 +226,7 @@ DecoderConfig make_config(const py::kwargs& fields) {
   if (!config.passes.empty()) config.layers = layers_of_passes(config.layers, config.passes);
   reader.read("embedding_scale", config.embedding_scale);
   reader.read("norms_embeddings", config.norms_embeddings);
+  reader.read("has_embedding_norm", config.has_embedding_norm);
   reader.read("logit_scale", config.logit_scale);
   reader.read("logit_soft_cap", config.logit_soft_cap);
   reader.read("tied_embeddings", config.tied_embeddings);

@@ -82,6 +82,7 @@ const KernelTable kTable = {
     delta_net_chunks_f32,
     ssd_f32,
     selective_scan_f32,
+    wkv_f32,
     row_decays_f32,
     multiply_f32,
     convolve_f32,

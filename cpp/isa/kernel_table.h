@@ -10,6 +10,7 @@
 #include "kernels/delta_net.h"
 #include "kernels/selective_scan.h"
 #include "kernels/ssd.h"
+#include "kernels/wkv.h"
 #include "quant/packed_format.h"
 
 namespace edgeh2o {
@@ -92,6 +93,7 @@ struct KernelTable {
   void (*delta_net_chunks_f32)(const DeltaSlice& first, size_t n_slices, float* scratch);
   void (*ssd_f32)(const SsdSlice& slice);
   void (*selective_scan_f32)(const ScanSlice& slice);
+  void (*wkv_f32)(const WkvSlice& slice);
   void (*row_decays_f32)(float* x, const float* biases, float a, float log_floor, size_t n);
   void (*multiply_f32)(float* out, const float* a, const float* b, size_t n);
   void (*convolve_f32)(float* out, const float* const* taps, const float* weights, size_t weight_stride,

@@ -29,6 +29,7 @@
 #include "kernels/softmax-inl.h"
 #include "kernels/ssd-inl.h"
 #include "kernels/streams-inl.h"
+#include "kernels/wkv-inl.h"
 //
 #include "kernels/attention_tile-inl.h"
 #include "kernels/kv_rows-inl.h"

@@ -7,11 +7,13 @@
 #include "model/branch.h"
 #include "model/ffn/experts.h"
 #include "model/ffn/gated.h"
+#include "model/ffn/shifted.h"
 #include "model/hidden_input.h"
 #include "model/mixers/attention.h"
 #include "model/mixers/delta_net.h"
 #include "model/mixers/mamba1.h"
 #include "model/mixers/mamba2.h"
+#include "model/mixers/rwkv7.h"
 #include "model/mixers/short_conv.h"
 #include "model/passes.h"
 #include "model/streams.h"
@@ -103,6 +105,9 @@ void Decoder::run_layer(const LayerCall& call, const Observer& observer) const {
     case MixerKind::kMamba1:
       mix_mamba1(call);
       break;
+    case MixerKind::kRwkv7:
+      mix_rwkv7(call);
+      break;
     case MixerKind::kNone:
       break;
   }
@@ -110,7 +115,7 @@ void Decoder::run_layer(const LayerCall& call, const Observer& observer) const {
   const size_t rows_at_once = call.buffers().rows_at_once;
   for (size_t first = call.first_output_row(); first < x.rows; first += rows_at_once) {
     const MatView<float> rows = x.rows_from(first, std::min(rows_at_once, x.rows - first));
-    if (!call.spec().is_parallel) add_ffn(call, rows);
+    if (!call.spec().is_parallel) add_ffn(call, first, rows);
     if (config_.has_streams) {
       correct(call, first, rows);
     } else if (call.spec().token_input_dim > 0) {
@@ -144,10 +149,17 @@ void Decoder::run_layer_together(const LayerCall& call, Span<const Step> steps, 
     case MixerKind::kMamba1:
       mix_mamba1s(call, steps, x);
       break;
+    case MixerKind::kRwkv7:
+      mix_rwkv7s(call, steps, x);
+      break;
     case MixerKind::kNone:
       break;
   }
-  if (!call.spec().is_parallel) add_ffn(call, x);
+  if (call.spec().ffn == FfnKind::kShifted) {
+    add_shifted_together(call, steps, x);
+  } else if (!call.spec().is_parallel) {
+    add_ffn(call, 0, x);
+  }
   // What is of the tokens themselves: products with small matrices.
   for_each_step(call, steps, [&](const LayerCall& one) {
     const MatView<float> rows = x.rows_from(one.first_row, one.step.tokens.size);
@@ -163,13 +175,16 @@ void Decoder::run_layer_together(const LayerCall& call, Span<const Step> steps, 
   end_pass(call, x);
 }
 
-void Decoder::add_ffn(const LayerCall& call, MatView<float> rows) const {
+void Decoder::add_ffn(const LayerCall& call, size_t first, MatView<float> rows) const {
   switch (call.spec().ffn) {
     case FfnKind::kGated:
       add_gated(call, rows);
       break;
     case FfnKind::kExperts:
       add_experts(call, rows);
+      break;
+    case FfnKind::kShifted:
+      add_shifted(call, first, rows);
       break;
     case FfnKind::kNone:
       break;
@@ -261,6 +276,11 @@ void Decoder::begin_step(const Step& step, size_t first_row, Workspace& workspac
   const size_t dim = config_.model_dim, position = sequence.position(), n = step.tokens.size;
   sequence.begin_call();
   embed(step.tokens, {a.x + first_row * dim, n, dim, dim});
+  if (config_.has_embedding_norm) {
+    const MatView<float> x{a.x + first_row * dim, n, dim, dim};
+    norm_rows(weights_.table(), as_const(x),
+              row_norm(config_, weights_.token_norm(), weights_.token_norm_bias()), {x, {}}, a.scratch);
+  }
   if (config_.n_positions > 0) {
     for (size_t first = 0; first < n; first += a.rows_at_once) {
       const size_t count = std::min(a.rows_at_once, n - first);

@@ -54,7 +54,7 @@ class Decoder {
   // The same for the rows of several steps; `call` is that of the first.
   void run_layer_together(const LayerCall& call, Span<const Step> steps, size_t n_rows) const;
   // What comes after the mixer, for some rows of the residual stream.
-  void add_ffn(const LayerCall& call, MatView<float> rows) const;
+  void add_ffn(const LayerCall& call, size_t first, MatView<float> rows) const;
   // Logits of rows [first, first + n_rows) of the residual stream; `adapters` are of these rows.
   void compute_logits(Workspace& workspace, size_t first, size_t n_rows, const AdapterScales& adapters,
                       float* out) const;

@@ -65,6 +65,17 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
   EH2O_CHECK((layer.mixer == MixerKind::kMamba1) != layer.scan.is_none(),
              "a layer has channels of Mamba, but no such mixer");
   if (!layer.scan.is_none()) layer.scan.check();
+  EH2O_CHECK((layer.mixer == MixerKind::kRwkv7) != layer.wkv.is_none() &&
+                 (layer.mixer == MixerKind::kRwkv7) == (layer.ffn == FfnKind::kShifted),
+             "RWKV-7 has heads, and a network that looks back, and no other layer has");
+  if (!layer.wkv.is_none()) {
+    layer.wkv.check();
+    EH2O_CHECK(
+        layer.wkv.dim() == config.model_dim && layer.n_conv_taps == 2 && config.centres_norms &&
+            !config.has_two_states && layer.activation == Activation::kReluSquared &&
+            (layer.wkv.value_rank == 0) == (&layer == &config.layers[0]),
+        "RWKV-7 has heads as wide as the model, LayerNorm, and the values of its first layer in others");
+  }
   if (layer.has_mixer() && layer.mixer != MixerKind::kAttention) {
     EH2O_CHECK(layer.n_conv_taps >= 2 && layer.n_conv_taps <= kMaxConvTaps,
                "n_conv_taps = ", layer.n_conv_taps, " must be between 2 and ", kMaxConvTaps);
@@ -107,10 +118,11 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
                   !layer.is_parallel && !layer.has_sub_norms && !config.centres_norms),
              "gains of heads are of plain attention whose heads are normed behind the rotary embedding");
   EH2O_CHECK(!config.centres_norms ||
-                 (layer.mixer == MixerKind::kAttention && layer.has_ffn() && !layer.has_expert_norms &&
-                  layer.norm_placement == NormPlacement::kPre && layer.qk_norm == QkNorm::kNone &&
-                  !layer.norms_values && layer.latent.is_none() && layer.token_input_dim == 0),
-             "LayerNorm is of the inputs of plain attention and plain networks or experts");
+                 ((layer.mixer == MixerKind::kAttention || layer.mixer == MixerKind::kRwkv7) &&
+                  layer.has_ffn() && !layer.has_expert_norms && layer.norm_placement == NormPlacement::kPre &&
+                  layer.qk_norm == QkNorm::kNone && !layer.norms_values && layer.latent.is_none() &&
+                  layer.token_input_dim == 0),
+             "LayerNorm is of the inputs of plain attention, RWKV-7, and plain networks or experts");
   EH2O_CHECK(
       !config.has_norm_biases ||
           (layer.mixer == MixerKind::kAttention && layer.ffn != FfnKind::kNone &&

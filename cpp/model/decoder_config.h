@@ -34,7 +34,8 @@ struct DecoderConfig {
   std::vector<LayerSpec> layers;
 
   float embedding_scale = 1.0f;
-  bool norms_embeddings = false;  // by an RMS norm without weights
+  bool norms_embeddings = false;    // by an RMS norm without weights
+  bool has_embedding_norm = false;  // by a norm as the others, with a bias
   float logit_scale = 1.0f;
   float logit_soft_cap = 0.0f;  // of the output; 0: none
   bool tied_embeddings = false;

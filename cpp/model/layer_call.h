@@ -88,7 +88,8 @@ struct LayerCall {
   size_t first_output_row() const { return step.wants_rows() ? 0 : first_answer_row(); }
   size_t first_answer_row() const {
     const size_t n = step.tokens.size;
-    if (step.is_decode || !skips_rows(config, *step.sequence, layer)) return 0;
+    if (step.is_decode || spec().ffn == FfnKind::kShifted) return 0;  // later tokens look back
+    if (!skips_rows(config, *step.sequence, layer)) return 0;
     return step.end == PromptEnd::kLater ? n : n - 1;
   }
 

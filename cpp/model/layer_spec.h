@@ -15,7 +15,7 @@ namespace edgeh2o {
 
 // Attention, or a short causal convolution between two gates (LFM2), or a gated delta net (Qwen3-Next), or
 // the state-space recurrence of Mamba-2, also beside attention (Falcon-H1), or the selective scan of Mamba-1
-// (Jamba), or none (Nemotron-H).
+// (Jamba), or the time mix of RWKV-7, or none (Nemotron-H).
 enum class MixerKind : uint8_t {
   kAttention,
   kShortConv,
@@ -23,6 +23,7 @@ enum class MixerKind : uint8_t {
   kMamba2,
   kAttentionMamba2,
   kMamba1,
+  kRwkv7,
   kNone
 };
 // How a router's logits become shares: by a softmax over all experts, or each by a sigmoid of its own.
@@ -30,8 +31,9 @@ enum class ExpertGate : uint8_t { kSoftmax, kSigmoid };
 // What multiplies the output of attention: a function of numbers that the query projection makes beside its
 // queries, one per output (Qwen3.5), or that a matrix of its own makes, one per output or one per head.
 enum class OutputGate : uint8_t { kNone, kOfQueries, kPerOutput, kPerHead };
-// A layer without a mixer or without a feed-forward network has the other.
-enum class FfnKind : uint8_t { kGated, kExperts, kNone };
+// A layer without a mixer or without a feed-forward network has the other. One whose input is shifted has
+// that of the token before in it (RWKV).
+enum class FfnKind : uint8_t { kGated, kExperts, kShifted, kNone };
 // The last three are of networks without a gate.
 enum class Activation : uint8_t { kSilu, kGeluTanh, kSiluClamped, kRelu, kReluSquared, kUngatedGelu, kXielu };
 
@@ -92,6 +94,7 @@ struct LayerSpec {
   DeltaHeads delta;        // of a delta net, which has a convolution too
   SsdHeads ssd;            // of Mamba-2, which has one too
   ScanSizes scan;          // of Mamba-1 likewise
+  WkvHeads wkv;            // of RWKV-7, whose mixer and network look back by one token each
 
   FfnKind ffn = FfnKind::kGated;
   Activation activation = Activation::kSilu;
@@ -152,6 +155,7 @@ struct LayerSpec {
     if (mixer == MixerKind::kShortConv) return {{}, {}, {}, model_dim, n_conv_taps};
     if (mixer == MixerKind::kDeltaNet) return {delta, {}, {}, delta.conv_dim(), n_conv_taps};
     if (mixer == MixerKind::kMamba1) return {{}, {}, scan, scan.n_channels, n_conv_taps};
+    if (mixer == MixerKind::kRwkv7) return {{}, {}, {}, 2 * model_dim, n_conv_taps, wkv};
     return has_ssd() ? Recurrence{{}, ssd, {}, ssd.conv_dim(), n_conv_taps} : Recurrence{};
   }
   bool has_output_gate() const { return output_gate != OutputGate::kNone; }
@@ -177,12 +181,13 @@ struct LayerSpec {
     if (mixer == MixerKind::kShortConv) return 3 * model_dim;
     if (has_ssd()) return ssd.in_dim() + ssd.n_heads;
     if (mixer == MixerKind::kMamba1) return 3 * scan.n_channels + scan.projected_dim();
+    if (mixer == MixerKind::kRwkv7) return wkv.mixed_dim();
     return delta.conv_dim() + delta.value_dim() + delta.n_value_heads + delta.n_decays() +
            2 * delta.gate_rank;
   }
   size_t mixer_out_dim(size_t model_dim) const {
     if (mixer == MixerKind::kShortConv) return model_dim;
-    return std::max({heads.out_dim(), delta.value_dim(), ssd.inner_dim(), scan.n_channels});
+    return std::max({heads.out_dim(), delta.value_dim(), ssd.inner_dim(), scan.n_channels, wkv.dim()});
   }
 };
 

@@ -9,7 +9,7 @@ namespace {
 
 // Those of the rows, of the state that the pass at hand does not work on.
 MatView<float> other_state(const Activations& a, MatView<float> x) {
-  return {a.state + (x.data - a.x), x.rows, x.cols, x.cols};
+  return {a.carried + (x.data - a.x), x.rows, x.cols, x.cols};
 }
 
 }  // namespace

@@ -49,6 +49,10 @@ void Weights::for_each_tensor(const F& f) {
     }
   };
   norm("output_norm.weight", output_norm_);
+  if (config_.has_embedding_norm) {
+    vector("token_embd_norm.weight", token_norm_, model_dim, true);
+    vector("token_embd_norm.bias", token_norm_bias_, model_dim, true);
+  }
   if (config_.has_two_states) vector("first_state.weight", first_state_, model_dim, true);
   if (config_.reads_hidden) {
     linear("hidden_proj", hidden_proj_, model_dim, 2 * model_dim);
@@ -167,6 +171,39 @@ void Weights::for_each_tensor(const F& f) {
       const float scale = 1.0f / std::sqrt(static_cast<float>(delta.head_dim));
       layer.delta_k_scale.assign(delta.head_dim, scale);
       layer.delta_q_scale.assign(delta.head_dim, scale * scale);
+    } else if (spec.mixer == MixerKind::kRwkv7) {
+      TimeMix& mix = layer.time_mix;
+      const WkvHeads& wkv = spec.wkv;
+      const auto pair = [&](const std::string& name, Linear& in, Linear& out, size_t rank) {
+        linear(prefix + "time_mix_" + name + "1", in, rank, model_dim);
+        linear(prefix + "time_mix_" + name + "2", out, model_dim, rank);
+      };
+      const auto numbers = [&](const std::string& name, std::vector<float>& slot) {
+        vector(prefix + name, slot, model_dim, true);
+      };
+      for (size_t i = 0; i < mix.shares.size(); ++i) {
+        numbers("time_mix_lerp_fused." + std::to_string(i) + ".weight", mix.shares[i]);
+      }
+      linear(prefix + "time_mix_receptance", mix.queries, model_dim, model_dim);
+      linear(prefix + "time_mix_key", mix.keys, model_dim, model_dim);
+      linear(prefix + "time_mix_value", mix.values, model_dim, model_dim);
+      linear(prefix + "time_mix_output", mix.output, model_dim, model_dim);
+      pair("w", mix.decays_in, mix.decays_out, wkv.decay_rank);
+      pair("a", mix.rates_in, mix.rates_out, wkv.rate_rank);
+      pair("g", mix.gates_in, mix.gates_out, wkv.gate_rank);
+      numbers("time_mix_w0.weight", mix.decay_bias);
+      numbers("time_mix_a0.weight", mix.rate_bias);
+      if (wkv.value_rank > 0) {
+        pair("v", mix.values_in, mix.values_out, wkv.value_rank);
+        numbers("time_mix_v0.weight", mix.value_bias);
+      }
+      numbers("time_mix_k_k.weight", mix.direction_factors);
+      numbers("time_mix_k_a.weight", mix.key_factors);
+      numbers("time_mix_r_k.weight", mix.bonus);
+      numbers("time_mix_ln.weight", mix.norm);
+      numbers("time_mix_ln.bias", mix.norm_bias);
+      mix.ones.assign(std::max(model_dim, wkv.gate_rank), 1.0f);
+      numbers("channel_mix_lerp_k.weight", layer.ffn_shares);
     } else if (spec.mixer == MixerKind::kMamba1) {
       const ScanSizes& scan = spec.scan;
       linear(prefix + "ssm_in", layer.ssm_in, 2 * scan.n_channels, model_dim);

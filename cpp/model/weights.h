@@ -27,6 +27,18 @@ struct FeedForward {
   Linear gate, up, down;  // [ffn_dim], [ffn_dim], [model_dim] outputs
 };
 
+// Of the time mix of RWKV-7: what parts of the difference to the token before make the inputs of queries,
+// decays, keys, values, rates and gates, [model_dim] each; matrices of as many outputs, or two with a vector
+// between; biases and factors [model_dim].
+struct TimeMix {
+  std::array<std::vector<float>, 6> shares;
+  Linear queries, keys, values, output;
+  Linear decays_in, decays_out, rates_in, rates_out, values_in, values_out, gates_in, gates_out;
+  std::vector<float> decay_bias, rate_bias, value_bias, direction_factors, key_factors, bonus;
+  std::vector<float> norm, norm_bias;
+  std::vector<float> ones;
+};
+
 struct LayerWeights {
   std::vector<float> attn_norm, attn_post_norm;      // [model_dim], or empty
   std::vector<float> attn_norm_bias, ffn_norm_bias;  // [model_dim], or empty
@@ -91,6 +103,8 @@ struct LayerWeights {
   // ssm_d are of its channels, as selective_scan takes them.
   Linear ssm_x, ssm_dt;
   std::vector<float> ssm_dt_norm, ssm_b_norm, ssm_c_norm;
+  TimeMix time_mix;
+  std::vector<float> ffn_shares;  // [model_dim] of the network's input the part of the token before, or empty
 };
 
 class Weights {
@@ -188,6 +202,9 @@ class Weights {
   const Linear& hidden_proj() const { return hidden_proj_; }
   const std::vector<float>& embedding_norm() const { return embedding_norm_; }
   const std::vector<float>& hidden_norm() const { return hidden_norm_; }
+  // [model_dim] each, or empty: the norm of embeddings.
+  const std::vector<float>& token_norm() const { return token_norm_; }
+  const std::vector<float>& token_norm_bias() const { return token_norm_bias_; }
   // [model_dim] what the state of the first stack begins with, of a model with two states.
   const std::vector<float>& first_state() const { return first_state_; }
   // [n_positions][model_dim], or not set.
@@ -221,7 +238,7 @@ class Weights {
   BlockPool pool_;  // of all matrices; a tensor that is set again leaves its old place unused
   Linear token_embd_, output_, hidden_proj_;
   PackedMatrix head_;  // the first rows of main's output matrix
-  std::vector<float> embedding_norm_, hidden_norm_, first_state_;
+  std::vector<float> embedding_norm_, hidden_norm_, first_state_, token_norm_, token_norm_bias_;
   PackedMatrix position_embd_;
   std::vector<float> ones_;  // [model_dim], where embeddings are normed without weights
   std::vector<PackedMatrix> token_inputs_, streams_in_, streams_out_;

@@ -28,7 +28,8 @@ struct Activations {
 
   float* x;         // [n][model_dim] residual stream
   float* streams;   // [n][kStreams][model_dim] of a model that has them, whose layers work in x
-  float* state;     // [n][model_dim] of a model with two states that which no pass works on
+  float* carried;   // [n][model_dim] of a model with two states that which no pass works on; of RWKV-7 the
+                    // values of the first layer
   float* norm;      // [rows_at_once][model_dim] normed rows, for float weights; output of a branch that is
                     // normed or scaled
   float* qkv;       // [n][qkv_dim] of one sequence in one layer with attention

@@ -9,6 +9,7 @@
 #include "ops/delta_net.h"
 #include "ops/selective_scan.h"
 #include "ops/ssd.h"
+#include "ops/wkv.h"
 
 namespace edgeh2o {
 
@@ -18,14 +19,19 @@ struct Recurrence {
   SsdHeads ssd;
   ScanSizes scan;
   size_t conv_dim = 0, n_conv_taps = 1;
+  WkvHeads wkv{};  // whose "convolution" is the last inputs of the mixer and of the network
 
   bool is_none() const { return n_values() == 0; }
-  size_t n_matrices() const { return delta.n_state() + ssd.n_state() + scan.n_state(); }
+  size_t n_matrices() const { return delta.n_state() + ssd.n_state() + scan.n_state() + wkv.n_state(); }
   size_t n_values() const { return n_matrices() + (n_conv_taps - 1) * conv_dim; }
   // Of a token: gates of heads, a rate and one decay or more each, and what comes out of the matrices.
   size_t n_gates() const { return std::max(delta.n_value_heads, ssd.n_heads); }
   size_t n_decays() const { return std::max(delta.n_decays(), ssd.n_heads); }
-  size_t out_dim() const { return std::max({delta.value_dim(), ssd.inner_dim(), scan.n_channels}); }
+  // Of a token what goes into the matrices beside these.
+  size_t row_dim() const { return wkv.is_none() ? conv_dim : wkv.row_dim(); }
+  size_t out_dim() const {
+    return std::max({delta.value_dim(), ssd.inner_dim(), scan.n_channels, wkv.dim()});
+  }
 };
 
 }  // namespace edgeh2o

@@ -21,7 +21,7 @@ RecurrentState::RecurrentState(const Recurrence& recurrence, size_t most_ahead, 
   ahead_ = arena.take<float>(recurrence.n_values());
   inputs_ = arena.take<float>(most_ahead * recurrence.conv_dim);
   if (recurrence.n_matrices() == 0) return;
-  rows_ = arena.take<float>(most_ahead * recurrence.conv_dim);
+  rows_ = arena.take<float>(most_ahead * recurrence.row_dim());
   rates_ = arena.take<float>(most_ahead * recurrence.n_gates());
   decays_ = arena.take<float>(most_ahead * recurrence.n_decays());
   steps_ = arena.take<float>(most_ahead * recurrence.scan.n_channels);
@@ -55,6 +55,15 @@ void RecurrentState::note_rows(size_t begin, MatView<const float> rows, MatView<
   copy_rows(rows, noted(rows_, begin, rows));
   copy_rows(rates, noted(rates_, begin, rates));
   copy_rows(decays, noted(decays_, begin, decays));
+}
+
+void RecurrentState::note_part(size_t begin, size_t column, MatView<const float> inputs) {
+  const size_t stride = recurrence_.conv_dim;
+  copy_rows(inputs, {inputs_ + begin * stride + column, inputs.rows, inputs.cols, stride});
+}
+
+void RecurrentState::note_changes(size_t begin, MatView<const float> rows) {
+  copy_rows(rows, noted(rows_, begin, rows));
 }
 
 void RecurrentState::note_scan(size_t begin, MatView<const float> x, MatView<const float> steps,
@@ -101,6 +110,9 @@ void RecurrentState::settle(const KernelTable& table) {
       const ScanSizes& scan = recurrence_.scan;
       selective_scan(table, scan, rows, kept(steps_, scan.n_channels), kept(bc_, scan.bc_dim()), a_, nullptr,
                      own, out);
+    } else if (!recurrence_.wkv.is_none()) {
+      const MatView<const float> changes = kept(rows_, recurrence_.wkv.row_dim());
+      wkv(table, recurrence_.wkv, changes, changes.data, own, out);  // what reads the state does not count
     }
   }
   n_ahead_ = n_kept_ = 0;

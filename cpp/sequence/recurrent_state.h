@@ -38,6 +38,10 @@ class RecurrentState final : public LayerState {
   void note_inputs(size_t begin, MatView<const float> inputs);
   void note_rows(size_t begin, MatView<const float> rows, MatView<const float> rates,
                  MatView<const float> decays);
+  // Those of a layer that keeps the inputs of two shifts, one at a time: the columns from `column` on.
+  void note_part(size_t begin, size_t column, MatView<const float> inputs);
+  // [n][row_dim] of RWKV-7, as wkv takes them.
+  void note_changes(size_t begin, MatView<const float> rows);
   void note_scan(size_t begin, MatView<const float> x, MatView<const float> steps, MatView<const float> bc,
                  const float* a);
 
@@ -58,7 +62,7 @@ class RecurrentState final : public LayerState {
   Recurrence recurrence_;
   float* values_;
   float* ahead_ = nullptr;                      // numbers after all tokens of the call
-  float *inputs_ = nullptr, *rows_ = nullptr;   // [most_ahead][conv_dim]
+  float *inputs_ = nullptr, *rows_ = nullptr;   // [most_ahead][conv_dim] and [row_dim]
   float *rates_ = nullptr, *decays_ = nullptr;  // [most_ahead][n_gates] and [n_decays]
   float *steps_ = nullptr, *bc_ = nullptr;      // [most_ahead][n_channels] and [bc_dim] of a scan
   const float* a_ = nullptr;                    // of a scan

@@ -290,6 +290,10 @@ def _count_mixer(config: DecoderConfig, layer: LayerConfig) -> float:
         inner += 4 * width
     inner += 2 * layer.delta_head_dim * (layer.n_delta_key_heads + 2 * layer.n_delta_value_heads)
     inner += layer.ssd_head_dim * 3 * layer.n_ssd_heads
+    if layer.mixer == "rwkv7":
+        inner += 4 * width
+        ranks = (layer.wkv_decay_rank, layer.wkv_rate_rank, layer.wkv_value_rank)
+        inner += 2 * (sum(ranks) + layer.wkv_gate_rank)
     channels = layer.n_scan_channels
     inner += 3 * channels
     return float(width * inner + 2 * channels * (layer.scan_step_rank + layer.scan_state_dim))

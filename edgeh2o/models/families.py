@@ -74,6 +74,7 @@ MODULES = (
     "qwen2",
     "qwen3",
     "qwen35",
+    "rwkv7",
     "seed_oss",
     "smallthinker",
     "smollm3",

@@ -8,15 +8,18 @@ from typing import Any, Literal
 
 from ..errors import FormatError
 from ..model_config import MAX_CONV_TAPS, LayerConfig
+from .experts import MAX_WIDTH
 from .keys import ArchitectureKeys
 
 CONV_KEY = "shortconv.l_cache"
 NORMS_KEY = "ssm.dt_b_c_rms"
 INTERVAL_KEY = "full_attention_interval"
 RECURRENT_KEY = "attention.recurrent_layers"
+SHIFTS_KEY = "token_shift_count"
 # As the core has them.
 MAX_DELTA_HEADS, MAX_DELTA_HEAD_DIM = 2**10, 512
 MAX_SSD_HEADS, MAX_SSD_HEAD_DIM, MAX_SSD_STATE_DIM = 2**10, 2**10, 2**12
+MAX_WKV_HEAD_DIM, MAX_WKV_RANK = 512, 2**16
 MAX_SCAN_CHANNELS, MAX_SCAN_STATE_DIM, MAX_SCAN_STEP_RANK = 2**20, 2**10, 2**16
 
 
@@ -39,7 +42,9 @@ class HybridRule:
             without.
     """
 
-    mixer: Literal["short_conv", "delta_net", "mamba1", "mamba2", "attention_mamba2", "none"]
+    mixer: Literal[
+        "short_conv", "delta_net", "mamba1", "mamba2", "attention_mamba2", "rwkv7", "none"
+    ]
     is_grouped: bool = False
     row_decays: Literal["none", "bounded", "unbounded"] = "none"
     has_one_branch: bool = False
@@ -90,6 +95,8 @@ def replace_attention(
             layer = replace(layer, mixer="none", **no_heads)
         elif not has_attention:
             layer = replace(layer, mixer=rule.mixer, **no_heads, **changes)
+        if rule.mixer == "rwkv7" and index == 0:  # others have its values
+            layer = replace(layer, wkv_value_rank=0)
         replaced.append(layer)
     return tuple(replaced)
 
@@ -98,6 +105,8 @@ def _read_sizes(keys: ArchitectureKeys, rule: HybridRule) -> dict[str, Any]:
     """Fields of ``LayerConfig`` of the layers with the mixer."""
     if rule.mixer == "none":
         return {}
+    if rule.mixer == "rwkv7":
+        return _read_rwkv7(keys)
     if rule.mixer == "short_conv":
         return {"n_conv_taps": keys.integer(CONV_KEY, minimum=2, maximum=MAX_CONV_TAPS)}
     taps = {"n_conv_taps": keys.integer("ssm.conv_kernel", minimum=2, maximum=MAX_CONV_TAPS)}
@@ -189,6 +198,34 @@ def _read_mamba1(keys: ArchitectureKeys, rule: HybridRule) -> dict[str, Any]:
     }
 
 
+def _read_rwkv7(keys: ArchitectureKeys) -> dict[str, int]:
+    """Heads are together as wide as the model."""
+    head_dim = keys.integer("wkv.head_size", maximum=MAX_WKV_HEAD_DIM)
+    model_dim = keys.integer("embedding_length", maximum=MAX_WIDTH)
+    if model_dim % head_dim:
+        raise FormatError(
+            f"{keys.quoted('embedding_length')} is {model_dim}, which is not a multiple of "
+            f"{keys.quoted('wkv.head_size')} {head_dim}"
+        )
+    shifts = keys.integer(SHIFTS_KEY, maximum=2**10, default=2)
+    if shifts != 2:
+        raise FormatError(
+            f"{keys.quoted(SHIFTS_KEY)} is {shifts}, but only 2 is supported: one of the mixer and "
+            "one of the network"
+        )
+    ranks = {
+        f"wkv_{name}_rank": keys.integer(f"attention.{key}_lora_rank", maximum=MAX_WKV_RANK)
+        for name, key in (
+            ("decay", "decay"),
+            ("rate", "iclr"),
+            ("value", "value_residual_mix"),
+            ("gate", "gate"),
+        )
+    }
+    heads = {"n_wkv_heads": model_dim // head_dim, "wkv_head_dim": head_dim}
+    return {**heads, **ranks, "n_conv_taps": 2}
+
+
 def _check_multiple(keys: ArchitectureKeys, n_heads: int, n_groups: int) -> None:
     if n_heads % n_groups:
         raise FormatError(
@@ -209,6 +246,17 @@ def ssd_sizes(layer: LayerConfig) -> Mapping[str, int]:
         "ssd_conv_dim": conv,
         "ssd_bc_dim": layer.n_ssd_groups * layer.ssd_state_dim,
         "ssd_in_dim": inner + conv + layer.n_ssd_heads,
+    }
+
+
+def wkv_sizes(layer: LayerConfig) -> Mapping[str, int]:
+    """Named sizes of the tensors of RWKV-7: see ``Hyperparameters.sizes``."""
+    return {
+        "n_wkv_shares": 6,
+        "wkv_decay_rank": layer.wkv_decay_rank,
+        "wkv_rate_rank": layer.wkv_rate_rank,
+        "wkv_value_rank": layer.wkv_value_rank,
+        "wkv_gate_rank": layer.wkv_gate_rank,
     }
 
 

@@ -11,7 +11,7 @@ from ..model_config import LayerConfig, own_layers
 from ..option_fields import MAX_CONTEXT
 from ..rope_config import RopeConfig
 from .experts import MAX_WIDTH, ExpertRule, FeedForwardSizes, read_feed_forward
-from .hybrids import HybridRule, replace_attention, scan_sizes, ssd_sizes
+from .hybrids import HybridRule, replace_attention, scan_sizes, ssd_sizes, wkv_sizes
 from .indexer import index_sizes, with_indexers
 from .keys import ArchitectureKeys
 from .latent import LatentLayout, LatentRule, latent_sizes, read_latent
@@ -134,6 +134,7 @@ class Hyperparameters:
             "n_delta_gates": 2 * layer.n_delta_value_heads,
             **ssd_sizes(layer),
             **scan_sizes(layer),
+            **wkv_sizes(layer),
             **index_sizes(layer),
             "gated_q_dim": 2 * layer.n_heads * head_dim,
             "qk_dim": (layer.n_heads + layer.n_kv_heads) * head_dim,

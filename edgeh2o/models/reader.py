@@ -82,7 +82,7 @@ def read_model(
             shape,
             architecture=spec.name,
             interleaved=spec.qk_row_order == "interleaved",
-            read_elsewhere=[*factors, *left_out],
+            read_elsewhere=[*factors, *left_out, *spec.unused_tensors],
         )
         if cause := check_logit_scaling(shape.rope_scaling):
             raise FormatError(f"{cause} is not supported for the architecture {spec.name!r}")
@@ -182,6 +182,7 @@ def _make_config(
         norm_eps=shape.norm_eps,
         post_norm_eps=spec.post_norm_eps,
         norms_embeddings=spec.norms_embeddings,
+        has_embedding_norm=spec.has_embedding_norm,
         centres_norms=spec.norm == "layer",
         has_norm_weights=spec.has_norm_weights,
         has_norm_biases=spec.norm == "biased_rms",

@@ -47,6 +47,7 @@ class ArchitectureSpec:
         has_norm_weights, has_parallel_norm: see ``DecoderConfig``.
         parallel_switch: key, after the architecture's name, that files say ``is_parallel`` by.
         fused_tensors: the tensors of files whose Q, K and V are one matrix, if others have three.
+        unused_tensors: those that files may have and nothing is computed with.
         norm_placement, is_parallel, qk_norm, qk_norm_after_rope, activation: see ``DecoderConfig``.
         has_optional_qk_norm: files may lack the norms of queries and keys.
         norms_rotated: see ``DecoderConfig``; not so the model with ``n_unnormed_experts`` experts,
@@ -69,8 +70,8 @@ class ArchitectureSpec:
         scales_embedding_by_width: embeddings are multiplied by ``sqrt(model_dim)``.
         depth_scales: scales that follow from width and depth, which files do not say; None: none.
         attention_scale: factor of attention logits; None: one over the root of the head size.
-        norms_embeddings, post_norm_eps, norms_values, has_sinks, has_output_scale: see
-            ``DecoderConfig``.
+        norms_embeddings, has_embedding_norm, post_norm_eps, norms_values, has_sinks,
+            has_output_scale: see ``DecoderConfig``.
         has_sub_norms, has_head_gains, output_gate, head_gate: see there too.
         shares_kv: the last layers may read the keys and values of others.
         has_token_inputs: layers may have inputs of their own per token.
@@ -101,6 +102,7 @@ class ArchitectureSpec:
     has_parallel_norm: bool = False
     parallel_switch: str | None = None
     fused_tensors: tuple[TensorRule, ...] = ()
+    unused_tensors: tuple[str, ...] = ()
     qk_norm: Literal["none", "head", "projection"] = "none"
     qk_norm_after_rope: bool = False
     has_optional_qk_norm: bool = False
@@ -120,6 +122,7 @@ class ArchitectureSpec:
     default_soft_caps: Mapping[str, float] = field(default_factory=dict)
     scales_embedding_by_width: bool = False
     norms_embeddings: bool = False
+    has_embedding_norm: bool = False
     post_norm_eps: float = 0.0
     depth_scales: DepthScales | None = None
     attention_scale: float | None = None

@@ -48,7 +48,8 @@ class TensorRule:
     if it is another one. A part whose name contains ``{part}`` is one of several, equal but for the
     last. Layers that share keys and values leave out what is ``of_kv``, or have it for nothing.
     ``is_vectors``: rows are vectors, not a matrix. Only layers ``of`` a kind have it, if one is
-    named: a mixer, "experts" and "dense" in a mixture of experts with layers of both, or "indexer".
+    named: a mixer, "experts" and "dense" in a mixture of experts with layers of both, "indexer" or
+    "shared_values" (of RWKV-7's layers behind the first).
     ``groups`` names the number of groups of rows, each of which has two halves: the core has the
     second halves of all groups first if ``swaps_halves``, else the first. ``tail_of`` names the
     size of a head whose last rows are those that RoPE turns, of a matrix that is ``rotated``,
@@ -287,8 +288,9 @@ def _split_halves(n_rows: int, n_groups: int, swaps: bool) -> array[int]:
 
 
 def _kinds(layer: LayerConfig) -> tuple[str, ...]:
-    indexer = ("indexer",) if layer.index_heads else ()
-    return layer.mixer, "dense" if layer.is_dense else "experts", *indexer
+    more = [("indexer", layer.index_heads), ("shared_values", layer.wkv_value_rank)]
+    own = [name for name, is_there in more if is_there]
+    return layer.mixer, "dense" if layer.is_dense else "experts", *own
 
 
 def _parts(
@@ -327,7 +329,7 @@ def _check_tensor(info: TensorInfo, rule: TensorRule, sizes: Mapping[str, int]) 
     is_one_vector = rule.is_vectors and expected[1:] == (1,) and info.shape == expected[:1]
     # Some convolutions have another one between, and files as they are converted more at the end.
     is_stack = rule.is_vectors and info.rows == expected[-1]
-    is_stack &= expected in (info.shape[:1] + info.shape[2:3], info.shape[:2])
+    is_stack &= expected in (info.shape[:1] + info.shape[i : i + 1] for i in (1, 2, 3))
     if info.shape != expected and not is_one_vector and not is_stack:
         raise FormatError(
             f"tensor {quote(info.name)} has shape {list(info.shape)}, but the hyperparameters "

@@ -85,6 +85,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
             has_two_states=config.has_two_states,
             embedding_scale=config.embedding_scale,
             norms_embeddings=config.norms_embeddings,
+            has_embedding_norm=config.has_embedding_norm,
             logit_scale=config.logit_scale,
             logit_soft_cap=config.logit_soft_cap,
             tied_embeddings=config.tied_embeddings,
@@ -117,6 +118,8 @@ def _core_layer(layer: LayerConfig, config: DecoderConfig) -> dict[str, Any]:
         fields.update(shared_ffn_dim=0, n_expert_groups=1, n_expert_groups_used=1)
         fields.update(has_expert_norms=False, routes_by_input=False, experts_scale=1.0)
         fields.update(scales_expert_inputs=False)
+    if layer.mixer == "rwkv7":
+        fields.update(ffn="shifted")
     if config.norms_rotated and layer.has_rope:
         fields.update(qk_norm="head", has_plain_qk_norm=True)
     if config.grows_unrotated and layer.has_rope:

@@ -9,6 +9,7 @@ from edgeh2o import _recurrent_kernels as _kernels
 from tests.kernels.inputs import EPS, LENGTHS, normal
 from tests.reference.decoder.mamba1 import selective_scan
 from tests.reference.decoder.mamba2 import ssd
+from tests.reference.decoder.rwkv7 import wkv
 
 
 @pytest.fixture(params=LENGTHS)
@@ -177,6 +178,36 @@ def test_decays_of_a_selective_scan(isa: str, rate: float) -> None:
     exponents = a.astype(np.float64) * np.logaddexp(0.0, steps[0].astype(np.float64))
     expected = np.exp(np.maximum(exponents, -87.33))  # 2^-126 at the least
     np.testing.assert_allclose(after, expected, rtol=3e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("n_tokens", "dim"), [(1, 16), (70, 48), (150, 64)])
+def test_wkv(isa: str, n_tokens: int, dim: int) -> None:
+    decays, rates = (1 / (1 + np.exp(normal(seed, n_tokens, dim))) for seed in (1, 2))
+    keys, directions, queries = (normal(seed, n_tokens, dim) for seed in (3, 4, 5))
+    values, state = normal(6, n_tokens, 16), normal(7, dim, 16)
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    decays[::5] = 1.0
+    removals = directions * rates
+    parts = (decays, keys, directions, removals, queries, values)
+    rows = np.concatenate(parts, axis=1, dtype=np.float32)
+    exact = (np.float64(part)[:, None] for part in (queries, decays, keys, values))
+    expected, after = wkv(
+        *exact,
+        np.float64(directions)[:, None],
+        np.float64(rates)[:, None],
+        np.float64(state.T)[None],
+    )
+    out, new = _kernels.wkv(isa, rows, state)
+    np.testing.assert_allclose(new, after[0].T, rtol=1e-5, atol=2e-5)
+    np.testing.assert_allclose(out, expected[:, 0], rtol=1e-5, atol=5e-5 * dim**0.5)
+    # In pieces of any length, the same bits.
+    pieces = []
+    for part in np.split(np.arange(n_tokens), [n_tokens // 3, n_tokens // 3 + 1]):
+        if len(part):
+            piece, state = _kernels.wkv(isa, rows[part], state)
+            pieces.append(piece)
+    np.testing.assert_array_equal(np.concatenate(pieces), out)
+    np.testing.assert_array_equal(state, new)
 
 
 @pytest.mark.parametrize("n_taps", [1, 3, 4, 16])

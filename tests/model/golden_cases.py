@@ -200,6 +200,12 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "ssd_state_dim": 64,
         "tied": False,
     },
+    # llama.cpp wants an output matrix, and heads of a multiple of 64 numbers.
+    "rwkv7": {"architecture": "rwkv7", "model_dim": 128, "wkv_head_dim": 64, "tied": False},
+    "rwkv7_wide": {
+        **{"architecture": "rwkv7", "n_layers": 4, "model_dim": 256, "wkv_head_dim": 128},
+        **{"wkv_decay_rank": 96, "wkv_gate_rank": 32, "tied": False},
+    },
     "falcon-mamba": {"architecture": "mamba", "has_scan_norms": True, "tied": False},
     "nemotron": {"architecture": "nemotron", "rotary_dim": 8, "tied": False},
     "nemotron_biases": {

@@ -23,7 +23,8 @@ from tools.tiny_models.tensors import Tensors
 ATTENDING = [
     name
     for name, family in FAMILIES.items()
-    if not (family.is_latent or family.fused_qkv or family.has_only_mamba)
+    if family.attends
+    and not (family.is_latent or family.fused_qkv)
     and not find_architecture(name).fused_tensors
 ]
 MIXTURES = [

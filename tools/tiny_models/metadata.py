@@ -57,7 +57,7 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     if model.family.has_gate_limits:
         limits = np.linspace(0.0, 1.0, model.n_layers)
         writer.add_array(f"{model.architecture}.swiglu_clamp_exp", limits.tolist())
-    if model.family.has_only_mamba:
+    if not model.family.attends:
         writer.add_head_count(0)
     elif model.family.lacks_mixers:
         writer.add_head_count([n_heads for n_heads, *_ in model.layers])
@@ -76,10 +76,10 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
     family = model.family
     has_some = family.has_short_conv or family.has_mamba1 or family.lacks_mixers
-    has_some &= not family.has_only_mamba
+    has_some &= family.attends
     if has_some or model.family.mamba2 in ("other", "single"):
         writer.add_head_count_kv([n_kv_heads for _, n_kv_heads, _ in model.layers])
-    elif not model.family.is_latent and not model.family.has_only_mamba:
+    elif not model.family.is_latent and model.family.attends:
         writer.add_head_count_kv(model.n_kv_heads)
     recurrent.add_metadata(writer, model)
     if model.family.mamba2 == "other":

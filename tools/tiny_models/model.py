@@ -36,6 +36,7 @@ class TinyModel:
         n_delta_key_heads, n_delta_value_heads, delta_head_dim: of a delta net.
         n_ssd_heads, ssd_head_dim, n_ssd_groups, ssd_state_dim, has_ssm_norm: of Mamba-2.
         n_scan_channels, scan_state_dim, scan_step_rank: of Mamba-1; None for twice model_dim.
+        wkv_head_dim, wkv_decay_rank, wkv_rate_rank, wkv_value_rank, wkv_gate_rank: of RWKV-7.
         has_scan_norms: it norms what it selects by, of mamba.
         n_dense_layers: first layers without experts, in families that have some.
         n_experts, n_experts_used: of a layer and of a token, in families that have experts. None
@@ -106,6 +107,11 @@ class TinyModel:
     has_scan_norms: bool = False
     scan_state_dim: int = 16
     scan_step_rank: int = 32
+    wkv_head_dim: int = 16
+    wkv_decay_rank: int = 32
+    wkv_rate_rank: int = 64
+    wkv_value_rank: int = 32
+    wkv_gate_rank: int = 96
     n_dense_layers: int = 1
     n_experts: int = 6
     n_experts_used: int = 2
@@ -183,8 +189,9 @@ class TinyModel:
         by_turns = family.has_short_conv or family.has_mamba1 or family.mamba2 == "other"
         if by_turns and not isinstance(self.n_kv_heads, tuple):
             rows[1] = tuple(self.n_kv_heads * (layer % 2) for layer in range(self.n_layers))
-        if family.has_only_mamba:
-            rows = [(0,) * self.n_layers] * len(rows)
+        if not family.attends:
+            n_widths = len(rows) if family.has_only_mamba else 2
+            rows[:n_widths] = [(0,) * self.n_layers] * n_widths
         if self.family.lacks_mixers and not isinstance(self.n_kv_heads, tuple):
             rows[:2] = (tuple(n * (layer != 1) for layer, n in enumerate(row)) for row in rows[:2])
         if self.family.mamba2 == "single" and not isinstance(self.n_kv_heads, tuple):
@@ -203,6 +210,8 @@ class TinyModel:
             return "attention_mamba2" if self.family.mamba2 == "beside" else "attention"
         if self.family.lacks_mixers:
             return "none"
+        if self.family.has_rwkv7:
+            return "rwkv7"
         if self.family.has_mamba1:
             return "mamba1"
         if self.family.mamba2 is None:

@@ -20,7 +20,11 @@ VECTOR_SUFFIXES = (
     ".ssm_a",
     ".ssm_d",
     ".ssm_norm.weight",
+    ".time_mix_lerp_fused.weight",
+    ".channel_mix_lerp_k.weight",
 )
+# Matrices whose rows are shorter than blocks of 256.
+SHORT_ROWS = (".ssm_dt.weight", *(f".time_mix_{name}2.weight" for name in "wavg"))
 
 
 def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
@@ -52,6 +56,12 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_ssm_time_step_rank(model.scan_step_rank)
         writer.add_ssm_state_size(model.scan_state_dim)
         writer.add_ssm_inner_size(model.n_scan_channels or 2 * model.model_dim)
+    if family.has_rwkv7:
+        writer.add_wkv_head_size(model.wkv_head_dim)
+        writer.add_decay_lora_rank(model.wkv_decay_rank)
+        writer.add_iclr_lora_rank(model.wkv_rate_rank)
+        writer.add_value_residual_mix_lora_rank(model.wkv_value_rank)
+        writer.add_gate_lora_rank(model.wkv_gate_rank)
     if family.has_only_mamba1:
         writer.add_ssm_dt_b_c_rms(model.has_scan_norms)
     if family.mamba2 == "single":
@@ -74,6 +84,8 @@ def add_layer(
         return _add_delta_net(normal, prefix, model)
     if mixer == "short_conv":
         return _add_short_conv(normal, prefix, model)
+    if mixer == "rwkv7":
+        return _add_rwkv7(normal, prefix, model)
     if mixer == "mamba1":
         return _add_mamba1(normal, prefix, model)
     return _add_mamba2(normal, prefix, model) if "mamba2" in mixer else []
@@ -167,4 +179,36 @@ def _add_mamba1(normal: Callable[..., None], prefix: str, model: TinyModel) -> l
         ("ssm_x", rank + 2 * states, channels, channels**-0.5),
         ("ssm_dt", channels, rank, rank**-0.5),
         ("ssm_out", width, channels, channels**-0.5),
+    ]
+
+
+def _add_rwkv7(normal: Callable[..., None], prefix: str, model: TinyModel) -> list[Matrix]:
+    """The first layer has matrices of values that nobody reads, as converters write them."""
+    width, mix = model.model_dim, f"{prefix}time_mix_"
+    is_first = prefix == "blk.0."
+    value_rank = model.wkv_rate_rank if is_first else model.wkv_value_rank
+    normal(f"{mix}lerp_fused.weight", 6, 1, 1, width, std=0.3, mean=0.5)
+    normal(f"{prefix}channel_mix_lerp_k.weight", 1, 1, width, std=0.3, mean=0.5)
+    for name, mean, std in (
+        *(("w0", -1.0, 1.0), ("a0", 0.0, 0.5), ("v0", 0.5, 0.5)),
+        *(("k_k", 0.8, 0.2), ("k_a", 1.0, 0.2), ("r_k", 0.0, 0.3), ("ln", 1.0, 0.1)),
+    ):
+        normal(f"{mix}{name}.weight", width, std=std, mean=mean)
+    normal(f"{mix}ln.bias", width, std=0.2)
+    ranks = {
+        "w": model.wkv_decay_rank,
+        "a": model.wkv_rate_rank,
+        "v": value_rank,
+        "g": model.wkv_gate_rank,
+    }
+    ffn_dim = int(model.layers[0][2])
+    return [
+        *((f"time_mix_{name}1", rank, width, width**-0.5) for name, rank in ranks.items()),
+        *((f"time_mix_{name}2", width, rank, rank**-0.5) for name, rank in ranks.items()),
+        *(
+            (f"time_mix_{name}", width, width, width**-0.5)
+            for name in ("receptance", "key", "value", "output")
+        ),
+        ("channel_mix_key", ffn_dim, width, width**-0.5),
+        ("channel_mix_value", width, ffn_dim, ffn_dim**-0.5),
     ]

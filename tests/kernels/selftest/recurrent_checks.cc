@@ -189,6 +189,47 @@ void check_selective_scan(const KernelTable& table, Check& check) {
   }
 }
 
+void check_wkv(const KernelTable& table, Check& check) {
+  Random random(15);
+  for (const size_t dim : {size_t{16}, size_t{48}}) {
+    for (const size_t n_tokens : {size_t{1}, size_t{5}, size_t{67}}) {
+      const float most = 1.0f / std::sqrt(static_cast<float>(dim));  // directions have length 1 at most
+      const std::vector<float> decays = random.uniform_vector(n_tokens * dim, 0, 1),
+                               keys = random.uniform_vector(n_tokens * dim, -1, 1),
+                               values = random.uniform_vector(n_tokens * dim, -1, 1),
+                               directions = random.uniform_vector(n_tokens * dim, -most, most),
+                               removals = random.uniform_vector(n_tokens * dim, -most, most),
+                               queries = random.uniform_vector(n_tokens * dim, -1, 1);
+      std::vector<float> state = random.uniform_vector(dim * kWkvColumns, -1, 1),
+                         out(n_tokens * kWkvColumns + kGuard, kUntouched);
+      std::vector<double> exact(state.begin(), state.end());
+      state.resize(state.size() + kGuard, kUntouched);
+      table.wkv_f32({n_tokens, dim, decays.data(), keys.data(), values.data(), directions.data(),
+                     removals.data(), queries.data(), dim, state.data(), out.data(), kWkvColumns});
+      const double error = static_cast<double>(100 * (dim + 8)) * kEps;
+      for (size_t t = 0; t < n_tokens; ++t) {
+        for (size_t column = 0; column < kWkvColumns; ++column) {
+          double taken = 0.0, want = 0.0;
+          for (size_t row = 0; row < dim; ++row) {
+            taken += exact[row * kWkvColumns + column] * directions[t * dim + row];
+          }
+          for (size_t row = 0; row < dim; ++row) {
+            double& value = exact[row * kWkvColumns + column];
+            const size_t at = t * dim + row;
+            value = decays[at] * value - removals[at] * taken +
+                    static_cast<double>(keys[at]) * values[t * dim + column];
+            want += value * queries[at];
+          }
+          check.near(out[t * kWkvColumns + column], want, error);
+        }
+      }
+      for (size_t i = 0; i < exact.size(); ++i) check.near(state[i], exact[i], error);
+      check.untouched(state, exact.size());
+      check.untouched(out, n_tokens * kWkvColumns);
+    }
+  }
+}
+
 }  // namespace
 
 const std::vector<KernelCheck>& recurrent_checks() {
@@ -197,6 +238,7 @@ const std::vector<KernelCheck>& recurrent_checks() {
       {"delta_net_chunks_f32", check_delta_net_chunks},
       {"ssd_f32", check_ssd},
       {"selective_scan_f32", check_selective_scan},
+      {"wkv_f32", check_wkv},
       {"row_decays_f32", check_row_decays},
   };
   return checks;

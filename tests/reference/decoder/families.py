@@ -35,6 +35,7 @@ class Family:
         halves_shared: the sum of experts with a shared one is halved.
         scales_embedding: embeddings are multiplied by sqrt(model_dim).
         norms_embedding: embeddings are normed, without weights.
+        has_embedding_norm: they are normed, as rows are elsewhere.
         post_norm_eps: epsilon of norms of what branches give; None: that of all.
         has_grouped_heads: neighbouring value heads of a delta net share a key head, and its gates
             are one matrix.
@@ -81,6 +82,7 @@ class Family:
     scales_embedding: bool = False
     norms_embedding: bool = False
     post_norm_eps: float | None = None
+    has_embedding_norm: bool = False
     routes_by_input: bool = False
     has_relu: bool = False
     has_grouped_heads: bool = False
@@ -251,6 +253,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen35": Family(is_delta_net=True, ffn_norm="post_attention_norm"),
     "qwen35moe": Family(is_delta_net=True, ffn_norm="post_attention_norm"),
     "qwen3next": Family(is_delta_net=True, has_grouped_heads=True, ffn_norm="post_attention_norm"),
+    "rwkv7": Family(no_rope_period=1, has_layer_norm=True, has_embedding_norm=True),
     "seed_oss": Family(ffn_norm="post_attention_norm"),
     "smallthinker": Family(
         window_period=4,

@@ -59,6 +59,7 @@ class ReferenceConfig:
     qkv_limit: float | None = None
     delta_log_floor: float = 0.0
     n_ssd_groups: int = 0
+    wkv_head_dim: int = 0
     has_plain_scan_norms: bool = False
     xielu: tuple[tuple[float, ...], ...] = ()
     gate_cutoffs: tuple[float, ...] = ()
@@ -218,6 +219,7 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
         index_top_k=int(number("attention.indexer.top_k", 0.0)),
         delta_log_floor=number("kda.gate_lower_bound", 0.0),
         n_ssd_groups=int(number("ssm.group_count", 0.0)),
+        wkv_head_dim=int(number("wkv.head_size", 0.0)),
         order=order,
         norms_loops=not keys.value("skip_loop_final_norm", False),
         has_plain_scan_norms=bool(keys.value("ssm.dt_b_c_rms", False)),

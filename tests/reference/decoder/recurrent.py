@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from tests.reference.softmax_state import Array
@@ -11,6 +13,7 @@ from .feed_forward import sigmoid, silu, softplus
 from .mamba1 import selective_scan
 from .mamba2 import ssd
 from .rows import Rows
+from .rwkv7 import wkv
 
 
 class RecurrentBlocks:
@@ -24,6 +27,9 @@ class RecurrentBlocks:
         self._delta_states: dict[int, Array] = {}  # [value_head, key, value], by layer
         self._ssd_states: dict[int, Array] = {}  # [head, row, value], by layer
         self._scan_states: dict[int, Array] = {}  # [channel, state], by layer
+        self._wkv_states: dict[int, Array] = {}  # [head, value, key], by layer
+        self._last_inputs: dict[str, Array] = {}  # of the last token, by the name of a norm
+        self._first_values: Array  # of the first layer
 
     def convolve(self, layer: int, x: Array) -> Array:
         """A sum over the last tokens, for every channel, between two gates (LFM2)."""
@@ -127,6 +133,65 @@ class RecurrentBlocks:
         state = self._scan_states.get(layer, np.zeros_like(a))
         out, self._scan_states[layer] = selective_scan(inputs, rates, b, c, a, skips, state)
         return self.rows.linear(prefix + "ssm_out", out * silu(z))
+
+    def time_mix(self, layer: int, x: Array) -> Array:
+        """RWKV-7: see ``wkv``; all inputs have that of the token before in them."""
+        prefix = f"blk.{layer}.time_mix_"
+        linear = self.rows.linear
+        vectors = {
+            name: self.weights[f"{prefix}{name}.weight"].astype(np.float64)
+            for name in ("w0", "a0", "k_k", "k_a", "r_k", "ln")
+        }
+        inputs = self._shifted(f"blk.{layer}.attn_norm", x)
+        shares = self.weights[prefix + "lerp_fused.weight"].astype(np.float64).reshape(6, -1)
+        of_r, of_w, of_k, of_v, of_a, of_g = (inputs(share) for share in shares)
+        r, k, v = (
+            linear(prefix + name, rows)
+            for name, rows in (("receptance", of_r), ("key", of_k), ("value", of_v))
+        )
+        steps = vectors["w0"] + linear(prefix + "w2", np.tanh(linear(prefix + "w1", of_w)))
+        decays = np.exp(-np.exp(-0.5) * sigmoid(steps))
+        if layer == 0:
+            self._first_values = v
+        else:
+            logits = linear(prefix + "v2", linear(prefix + "v1", of_v))
+            share = sigmoid(logits + self.weights[prefix + "v0.weight"])
+            v = share * self._first_values + (1.0 - share) * v
+        rates = sigmoid(vectors["a0"] + linear(prefix + "a2", linear(prefix + "a1", of_a)))
+        gate = linear(prefix + "g2", sigmoid(linear(prefix + "g1", of_g)))
+
+        def heads(rows: Array) -> Array:
+            return rows.reshape(len(rows), -1, self.config.wkv_head_dim)
+
+        directions = heads(k * vectors["k_k"])
+        directions = directions / np.linalg.norm(directions, axis=-1, keepdims=True)
+        k = k * (1.0 + (rates - 1.0) * vectors["k_a"])
+        parts = [heads(part) for part in (r, decays, k, v)]
+        _, n_heads, dim = directions.shape
+        state = self._wkv_states.get(layer, np.zeros((n_heads, dim, dim)))
+        out, self._wkv_states[layer] = wkv(*parts, directions, heads(rates), state)
+        out = out - out.mean(axis=-1, keepdims=True)
+        normed = self.rows.normalised(out, eps=64e-5).reshape(x.shape)
+        bias = self.weights[f"{prefix}ln.bias"].astype(np.float64)
+        own = np.sum(heads(r * k * vectors["r_k"]), axis=-1, keepdims=True) * heads(v)
+        out = normed * vectors["ln"] + bias + own.reshape(x.shape)
+        return linear(prefix + "output", out * gate)
+
+    def channel_mix(self, layer: int, x: Array) -> Array:
+        """The network of RWKV, whose input has that of the token before in it."""
+        prefix = f"blk.{layer}.channel_mix_"
+        inputs = self._shifted(f"blk.{layer}.attn_norm_2", x)
+        share = self.weights[prefix + "lerp_k.weight"].astype(np.float64).ravel()
+        hidden = np.maximum(self.rows.linear(prefix + "key", inputs(share)), 0.0) ** 2
+        return self.rows.linear(prefix + "value", hidden)
+
+    def _shifted(self, norm: str, x: Array) -> Callable[[Array], Array]:
+        """Normed rows with a share of the difference to the token before."""
+        normed = self.rows.norm(norm, x)
+        before = self._last_inputs.get(norm, np.zeros_like(normed[:1]))
+        self._last_inputs[norm] = normed[-1:]
+        differences = np.concatenate([before, normed[:-1]]) - normed
+        return lambda share: normed + share * differences
 
     def mamba2(self, layer: int, x: Array) -> Array:
         """Mamba-2: see ``ssd``; the gate goes before the norm, which is one of every group."""

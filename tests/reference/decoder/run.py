@@ -206,6 +206,8 @@ class DecoderRun:
                 branch = branch + self._recurrent.mamba2(layer_idx, x)
             if f"{prefix}attn_output.weight" in weights and config.latent is None:
                 branch = branch + self._attention.attend(layer_idx, x, angles, attention(layer))
+            if f"{prefix}time_mix_key.weight" in weights:
+                branch = self._recurrent.time_mix(layer_idx, x)
             layer_input = x
             x = x + config.residual_scale * self._post_norm(prefix + "post_attention_norm", branch)
             if f"{prefix}laurel_l.weight" in weights:
@@ -215,6 +217,8 @@ class DecoderRun:
             branch = np.zeros_like(x)
             if has_ffn:
                 branch = ffn_block(self.rows, prefix, ffn_input, layer_input)
+            elif f"{prefix}channel_mix_key.weight" in weights:
+                branch = self._recurrent.channel_mix(layer_idx, x)
             x = x + config.residual_scale * self._post_norm(prefix + "post_ffw_norm", branch)
             if streams is not None:
                 streams = correct(streams, x, *stream_modes(self.rows, prefix, "correct", x))
@@ -250,6 +254,8 @@ class DecoderRun:
         rows = self.rows.weights["token_embd.weight"][np.asarray(tokens)].astype(np.float64)
         config = self.rows.config
         embedded: Array = rows * config.embedding_scale
+        if config.family.has_embedding_norm:
+            return self.rows.norm("token_embd_norm", embedded)
         return self.rows.normalised(embedded) if config.family.norms_embedding else embedded
 
     def _post_norm(self, name: str, branch: Array) -> Array:

@@ -1,0 +1,59 @@
+#include "model/ffn/shifted.h"
+
+#include "model/branch.h"
+#include "model/ffn/gated.h"
+#include "ops/rows.h"
+#include "ops/wkv.h"
+
+namespace edgeh2o {
+namespace {
+
+MatView<float> norm_input(const LayerCall& call, MatView<float> x) {
+  const LayerWeights& w = call.layer_weights();
+  const MatView<float> normed{call.buffers().norm, x.rows, x.cols, x.cols};
+  norm_rows(call.table(), as_const(x), row_norm(call.config, w.ffn_norm, w.ffn_norm_bias), {normed, {}},
+            call.buffers().scratch);
+  return normed;
+}
+
+MatView<float> shifts_of(const LayerCall& call, MatView<float> x) {
+  return {call.buffers().attended, x.rows, x.cols, x.cols};
+}
+
+// Behind those of the mixer lie the inputs that the network keeps.
+void shift_input(const LayerCall& call, size_t first, MatView<float> normed, MatView<float> shifts) {
+  RecurrentState& state = call.step.sequence->recurrent(call.layer);
+  const bool looks_ahead = call.looks_ahead();
+  if (looks_ahead) state.note_part(first, normed.cols, as_const(normed));
+  shift_rows(as_const(normed), state.step(looks_ahead, first).at(call.spec().wkv.n_state() + normed.cols),
+             shifts);
+}
+
+void add_mixed(const LayerCall& call, MatView<float> x, MatView<float> normed, MatView<float> shifts) {
+  const LayerWeights& w = call.layer_weights();
+  const FeedForward& ffn = w.ffn[0];
+  mix_rows(as_const(normed), as_const(shifts), w.ffn_shares.data(), shifts);
+  const MatmulInput input = pack_rows(call.table(), as_const(shifts), packed_for(call, {&ffn.up}));
+  end_branch(call, x, gate_up(call, ffn, input), ffn.down, w.ffn_post_norm);
+}
+
+}  // namespace
+
+void add_shifted(const LayerCall& call, size_t first, MatView<float> x) {
+  const MatView<float> normed = norm_input(call, x), shifts = shifts_of(call, x);
+  shift_input(call, first, normed, shifts);
+  add_mixed(call, x, normed, shifts);
+  if (first + x.rows == call.step.tokens.size) call.count_recurrent();
+}
+
+void add_shifted_together(const LayerCall& call, Span<const Step> steps, MatView<float> x) {
+  const MatView<float> normed = norm_input(call, x), shifts = shifts_of(call, x);
+  for_each_step(call, steps, [&](const LayerCall& one) {
+    const size_t n = one.step.tokens.size;
+    shift_input(one, 0, normed.rows_from(one.first_row, n), shifts.rows_from(one.first_row, n));
+    one.count_recurrent();
+  });
+  add_mixed(call, x, normed, shifts);
+}
+
+}  // namespace edgeh2o

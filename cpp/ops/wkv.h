@@ -1,0 +1,75 @@
+// The time mix of RWKV-7 over the heads of a layer: its recurrence, and what is made of products before and
+// behind it.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "base/mat_view.h"
+#include "isa/kernel_table.h"
+#include "ops/state_step.h"
+
+namespace edgeh2o {
+
+struct WkvHeads {
+  size_t n_heads = 0, head_dim = 0;
+  // Of the vectors between two matrices that decays, rates, shares of the first layer's values and gates are
+  // made of. A value_rank of 0: it is the first layer.
+  size_t decay_rank = 0, rate_rank = 0, value_rank = 0, gate_rank = 0;
+
+  bool is_none() const { return n_heads == 0; }
+  size_t dim() const { return n_heads * head_dim; }
+  size_t n_state() const { return dim() * head_dim; }
+  // Of a token what changes the state: decays, keys, values, directions and removals.
+  size_t row_dim() const { return 5 * dim(); }
+  size_t widest_rank() const;
+  // Of a token what the mixer makes of its input, with what reads the state, a gate and what they are made
+  // of.
+  size_t mixed_dim() const { return row_dim() + 5 * dim() + widest_rank(); }
+  void check() const;  // throws std::invalid_argument
+};
+
+// Every row of x but the first has the one before it subtracted from that: out[i] = x[i - 1] - x[i],
+// [n][dim]. The state [dim] is the row before the first, and then the last.
+void shift_rows(MatView<const float> x, StateStep state, MatView<float> out);
+
+// out = x + shares * differences, elementwise; shares [cols]. out may be either.
+void mix_rows(MatView<const float> x, MatView<const float> differences, const float* shares,
+              MatView<float> out);
+
+// 1 / (1 + exp(-(x + biases))) in place, biases [cols] or null; ones: at least as many as there are columns.
+void sigmoid_rows(const KernelTable& table, MatView<float> rows, const float* biases, const float* ones);
+
+// values += shares * (first - values), elementwise; changes shares.
+void mix_values(MatView<float> values, MatView<const float> first, MatView<const float> shares);
+
+// What the recurrence takes of a token, side by side; all [n][dim].
+struct WkvRows {
+  MatView<float> decays, keys, values, directions, removals, queries;
+};
+
+// Vectors of the layer's weights [dim].
+struct WkvVectors {
+  const float *decays, *directions, *keys;
+};
+
+// Of decays before their bias, of keys and, in removals, of rates: decays exp(-exp(-1/2) * sigmoid(decays +
+// biases)); directions keys * factors, of length 1 in every head; removals directions * rates; and keys * (1
+// + (rates - 1) * factors).
+void finish_rows(const KernelTable& table, const WkvHeads& heads, const WkvVectors& vectors,
+                 const WkvRows& rows);
+
+// rows [n][row_dim], and queries [n][dim] of the same stride; out [n][dim]. The state [n_state] goes from the
+// token before them to the last: [head][head_dim / kWkvColumns][head_dim][kWkvColumns].
+void wkv(const KernelTable& table, const WkvHeads& heads, MatView<const float> rows, const float* queries,
+         StateStep state, MatView<float> out);
+
+// What comes out, [n][dim]: a LayerNorm of every head, plus what a token's query reads of its own key and
+// value, by weights [dim]; times the gate.
+struct WkvOutput {
+  const float *norm, *norm_bias, *bonus;
+};
+void finish_heads(const KernelTable& table, const WkvHeads& heads, const WkvOutput& weights,
+                  const WkvRows& rows, MatView<const float> gate, MatView<float> out);
+
+}  // namespace edgeh2o
