@@ -18,7 +18,10 @@ FILE_TYPES = {
 # For rows that are no whole blocks of 256.
 _OF_SHORT_ROWS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 # Parts of names.
-_KEPT = (".ffn_gate_inp", "altup_", ".laurel_", "position_embd.")
+_KEPT = (
+    *(".ffn_gate_inp", "altup_", ".laurel_", "position_embd."),
+    *(f".time_mix_{name}{i}." for name in "wavg" for i in (1, 2)),
+)
 _LARGE_ENOUGH = ("F32", "F16", "BF16", "Q8_0")
 
 

@@ -97,5 +97,7 @@ def test_a_quantised_file(tiny_model: TinyModelFactory, tmp_path: Path) -> None:
     _, bindings = read(tmp_path / "out.gguf")
     types = {binding.name: binding.info.type_name for binding in bindings}
     assert types["blk.1.ffn_up.weight"] == "Q4_K"
+    # As llama-quantize leaves them.
+    assert {types[f"blk.1.time_mix_{name}.weight"] for name in ("w1", "w2", "v1", "g2")} == {"F32"}
     assert types["blk.1.time_mix_w0.weight"] == types["blk.1.time_mix_lerp_fused.0.weight"] == "F32"
     assert main(["run", str(tmp_path / "out.gguf"), "-p", "the thing", "-n", "3"]) == 0
