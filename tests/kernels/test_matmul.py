@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from edgeh2o import _core, _kernels
+from tests.joined_cases import for_each
 from tests.random_blocks import set_scales as set_scattered_scales
 from tests.reference.codebook_quants import CODEBOOK_TYPES, quantize_codebook
 from tests.reference.k_quants import quantize_k
@@ -121,7 +122,7 @@ def assert_product(result: np.ndarray, x: np.ndarray, weights: np.ndarray) -> No
 
 
 @pytest.mark.parametrize("type_name", TYPES)
-@pytest.mark.parametrize("rows", [1, 7, 31, 33, 70])
+@for_each("rows", [1, 7, 31, 33, 70])
 def test_packing_keeps_every_weight(isa: str, type_name: str, rows: int) -> None:
     data = random_weights(type_name, rows, 768, seed=rows)
     weights = _kernels.Weights(isa, type_name, data, rows, 768)
@@ -140,7 +141,7 @@ def test_every_shared_exponent_is_exact(isa: str) -> None:
 
 
 @pytest.mark.parametrize("type_name", TYPES)
-@pytest.mark.parametrize("n_rows", [1, 2, 5, 6, 13, 33])
+@for_each("n_rows", [1, 2, 5, 6, 13, 33])
 def test_product(isa: str, type_name: str, n_rows: int) -> None:
     rows, cols = 45, 1024 + 256  # partial last panel; more than one block of depth
     data = random_weights(type_name, rows, cols)
@@ -183,7 +184,7 @@ def test_weights_from_grids_take_few_bits(isa: str, type_name: str) -> None:
 
 
 @pytest.mark.parametrize("type_name", QUANTISED_TYPES)
-@pytest.mark.parametrize("n_blocks", [1, 2, 3, 7, 9, 25])
+@for_each("n_blocks", [1, 2, 3, 7, 9, 25])
 def test_product_of_every_depth(isa: str, type_name: str, n_blocks: int) -> None:
     cols, rows = n_blocks * block_shape(type_name)[0], 40
     data = random_weights(type_name, rows, cols, seed=n_blocks)
@@ -205,7 +206,7 @@ def test_float_product_of_odd_depth(isa: str, depth: int) -> None:
 
 
 @pytest.mark.parametrize("type_name", QUANTISED_TYPES)
-@pytest.mark.parametrize("fill", [0x00, 0xFF, 0x80, 0x7F])
+@for_each("fill", [0x00, 0xFF, 0x80, 0x7F])
 def test_extreme_quants_do_not_saturate(isa: str, type_name: str, fill: int) -> None:
     rows, cols = 33, 512
     values, size = block_shape(type_name)

@@ -6,22 +6,20 @@ import numpy as np
 import pytest
 
 from edgeh2o import _recurrent_kernels as _kernels
+from tests.joined_cases import for_each
 from tests.kernels.inputs import EPS, LENGTHS, normal
 from tests.reference.decoder.mamba1 import selective_scan
 from tests.reference.decoder.mamba2 import ssd
 from tests.reference.decoder.rwkv7 import wkv
 
 
-@pytest.fixture(params=LENGTHS)
-def n(request: pytest.FixtureRequest) -> int:
-    return request.param
-
-
+@for_each("n", LENGTHS)
 def test_multiply(isa: str, n: int) -> None:
     x, y = normal(n, n), normal(n + 1, n)
     np.testing.assert_array_equal(_kernels.multiply(isa, x, y), x * y)
 
 
+@for_each("n", LENGTHS)
 def test_gate(isa: str, n: int) -> None:
     gate, up = normal(n, n) * 20, normal(n + 1, n)
     exact = up / (1 + np.exp(-gate.astype(np.float64)))
@@ -32,6 +30,7 @@ def test_gate(isa: str, n: int) -> None:
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
+@for_each("n", LENGTHS)
 def test_layer_norm(isa: str, n: int, has_bias: bool) -> None:
     x, weight = normal(n, n) + np.float32(40.0), normal(n + 1, n)
     bias = normal(n + 2, n) if has_bias else None
@@ -44,6 +43,7 @@ def test_layer_norm(isa: str, n: int, has_bias: bool) -> None:
         np.testing.assert_array_equal(actual, np.zeros(1) if bias is None else bias)
 
 
+@for_each("n", LENGTHS)
 def test_ungated_activations(isa: str, n: int) -> None:
     x = np.concatenate([3.0 * normal(n, n), np.float32([0.0, -0.0, -1e-7, 1e-7, -30.0, 30.0])])
     x = x.astype(np.float32)
@@ -66,6 +66,7 @@ def test_ungated_activations(isa: str, n: int) -> None:
 
 
 @pytest.mark.parametrize("n_stds", [-0.5, 0.0, 1.6448535])
+@for_each("n", LENGTHS)
 def test_cut_off(isa: str, n: int, n_stds: float) -> None:
     x = np.concatenate([normal(n, n), [3.0]]).astype(np.float32) * 4 + np.float32(2.0)
     exact = x.astype(np.float64)
@@ -74,6 +75,7 @@ def test_cut_off(isa: str, n: int, n_stds: float) -> None:
     np.testing.assert_allclose(actual, expected, atol=32 * EPS * np.abs(exact).max())
 
 
+@for_each("n", LENGTHS)
 def test_match_size(isa: str, n: int) -> None:
     x, like = normal(n, n) * 5, normal(n + 1, n)
     exact, wanted = x.astype(np.float64), np.mean(like.astype(np.float64) ** 2)
@@ -86,6 +88,7 @@ def test_match_size(isa: str, n: int) -> None:
     np.testing.assert_array_equal(_kernels.match_size(isa, nothing, like), nothing)
 
 
+@for_each("n", LENGTHS)
 def test_streams(isa: str, n: int) -> None:
     streams, computed = normal(n, 4, n), normal(n + 1, n)
     mixture, shares = normal(n + 2, 4, 4), normal(n + 3, 4)
@@ -102,6 +105,7 @@ def test_streams(isa: str, n: int) -> None:
     )
 
 
+@for_each("n", LENGTHS)
 def test_reglu(isa: str, n: int) -> None:
     gate, up = normal(n, n), normal(n + 1, n)
     np.testing.assert_array_equal(_kernels.reglu(isa, gate, up), np.maximum(gate, 0) * up)
@@ -211,6 +215,7 @@ def test_wkv(isa: str, n_tokens: int, dim: int) -> None:
 
 
 @pytest.mark.parametrize("n_taps", [1, 3, 4, 16])
+@for_each("n", LENGTHS)
 def test_convolve(isa: str, n: int, n_taps: int) -> None:
     taps, weights = normal(n, n_taps, n), normal(n + 1, n_taps, n)
     terms = taps.astype(np.float64) * weights

@@ -6,14 +6,11 @@ import numpy as np
 import pytest
 
 from edgeh2o import _kernels
+from tests.joined_cases import for_each
 from tests.kernels.inputs import EPS, LENGTHS, normal
 
 
-@pytest.fixture(params=LENGTHS)
-def n(request: pytest.FixtureRequest) -> int:
-    return request.param
-
-
+@for_each("n", LENGTHS)
 def test_rms_norm(isa: str, n: int) -> None:
     x, weight = normal(n, n) * 30, normal(n + 1, n)
     exact = x.astype(np.float64)
@@ -21,6 +18,7 @@ def test_rms_norm(isa: str, n: int) -> None:
     np.testing.assert_allclose(_kernels.rms_norm(isa, x, weight, 1e-5), exact, rtol=8 * EPS)
 
 
+@for_each("n", LENGTHS)
 def test_rope_rotates_pairs(isa: str, n: int) -> None:
     x, angle = normal(n, 2 * n), normal(n + 1, n) * 10
     cos, sin = np.cos(angle), np.sin(angle)
@@ -30,6 +28,7 @@ def test_rope_rotates_pairs(isa: str, n: int) -> None:
     assert np.all(np.abs(_kernels.rope(isa, x, cos, sin) - exact) <= 4 * EPS * size)
 
 
+@for_each("n", LENGTHS)
 def test_swiglu(isa: str, n: int) -> None:
     gate, up = normal(n, n) * 20, normal(n + 1, n)
     exact = gate / (1 + np.exp(-gate.astype(np.float64))) * up
@@ -42,6 +41,7 @@ def test_swiglu_of_extreme_gates(isa: str) -> None:
     np.testing.assert_allclose(result, np.where(gate > 0, gate, 0), atol=1e-30)
 
 
+@for_each("n", LENGTHS)
 def test_clamped_swiglu(isa: str, n: int) -> None:
     rng = np.random.default_rng(n)
     gate, up = (rng.uniform(-12, 12, n).astype(np.float32) for _ in range(2))
@@ -55,6 +55,7 @@ def test_clamped_swiglu(isa: str, n: int) -> None:
     assert np.isnan(_kernels.swiglu_clamped(isa, np.full_like(gate, -1e30), up)).sum() == 0
 
 
+@for_each("n", LENGTHS)
 def test_geglu(isa: str, n: int) -> None:
     gate, up = normal(n, n) * 3, normal(n + 1, n)
     g = gate.astype(np.float64)
@@ -67,6 +68,7 @@ def test_geglu(isa: str, n: int) -> None:
     np.testing.assert_allclose(result, np.where(extreme > 0, extreme, 0), atol=1e-30)
 
 
+@for_each("n", LENGTHS)
 def test_soft_cap(isa: str, n: int) -> None:
     x = normal(n, n) * 60
     for cap in (0.5, 30.0, 50.0 * 1.4426950408889634):
@@ -84,12 +86,14 @@ def test_not_a_number_is_not_hidden(isa: str) -> None:
     assert np.isnan(_kernels.soft_cap(isa, gate, 30.0)).all()
 
 
+@for_each("n", LENGTHS)
 def test_add_and_scale(isa: str, n: int) -> None:
     x, y = normal(n, n), normal(n + 1, n)
     np.testing.assert_array_equal(_kernels.add(isa, x, y), x + y)
     np.testing.assert_array_equal(_kernels.scale(isa, x, 0.3), x * np.float32(0.3))
 
 
+@for_each("n", LENGTHS)
 def test_half_precision_round_trip(isa: str, n: int) -> None:
     x = normal(n, n) * np.float32(10.0) ** np.random.default_rng(n).integers(-8, 5, n)
     x = x.astype(np.float32)
@@ -120,6 +124,7 @@ def test_halves_at_rounding_borders(isa: str) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize("positions", [None, [], [4], [0, 3, 3, 8]], ids=str)
+@for_each("n", LENGTHS)
 def test_add_kv_rows(isa: str, n: int, dtype: type, positions: list[int] | None) -> None:
     x, rows = normal(n, n), normal(n + 1, 9, n).astype(dtype)
     indices = None if positions is None else np.array(positions, np.int32)
@@ -135,6 +140,7 @@ def test_add_kv_rows(isa: str, n: int, dtype: type, positions: list[int] | None)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@for_each("n", LENGTHS)
 def test_add_kv_squares(isa: str, n: int, dtype: type) -> None:
     x, rows = normal(n, n), normal(n + 1, 9, n).astype(dtype)
     result = _kernels.add_kv_squares(isa, x, rows)
