@@ -1,12 +1,16 @@
-"""Budget tables of loaded models, without a calibration."""
+"""Budget tables of loaded models, without a calibration or by one of few windows."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from edgeh2o.attention.budget_table import BudgetTable
 from edgeh2o.attention.rounding_quality import RoundingQuality
 from edgeh2o.engine.calibration import LEVELS
+from edgeh2o.evaluation import calibration_windows
+from edgeh2o.evaluation.long_texts import KINDS
 from edgeh2o.model_config import ModelConfig
 
 
@@ -43,3 +47,10 @@ def harmless_table(
         texts=("none",),
         rounding=rounding,
     )
+
+
+def calibrate_by_few_windows(patch: pytest.MonkeyPatch) -> None:
+    """Lets ``calibrate`` measure losses on one window instead of sixteen and more."""
+    patch.setattr(calibration_windows, "KINDS", {"pairs": KINDS["pairs"]})
+    patch.setattr(calibration_windows, "_SEEDS", (0,))
+    patch.setattr(calibration_windows, "_LONG_KINDS", ())

@@ -21,15 +21,19 @@ from edgeh2o.cli import progress
 from edgeh2o.cli.main import main
 from edgeh2o.evaluation import (
     calibration,
-    calibration_windows,
     decode_calibration,
     text_calibration,
 )
-from edgeh2o.evaluation.long_texts import KINDS
 from edgeh2o.evaluation.text_calibration import TextMeter
-from tests.budget_tables import harmless_table
+from tests.budget_tables import calibrate_by_few_windows, harmless_table
 from tests.cli.conftest import ExpectUsageError
 from tests.tiny_models import TinyModelFactory
+
+
+@pytest.fixture
+def model(tiny_model: TinyModelFactory) -> str:
+    """Of two layers: a table is measured in two thirds of the time."""
+    return str(tiny_model(tensor_type="Q4_0", n_layers=2))
 
 
 @pytest.fixture
@@ -47,9 +51,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def few_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration_windows, "KINDS", {"pairs": KINDS["pairs"]})
-    monkeypatch.setattr(calibration_windows, "_SEEDS", (0,))
-    monkeypatch.setattr(calibration_windows, "_LONG_KINDS", ())
+    calibrate_by_few_windows(monkeypatch)
 
 
 @pytest.mark.parametrize(

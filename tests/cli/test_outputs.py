@@ -11,6 +11,7 @@ import pytest
 
 from edgeh2o.cli.main import main
 from edgeh2o.formats import atomic_file
+from tests.budget_tables import calibrate_by_few_windows
 
 CHUNKS = ["-b", "32", "-ub", "16", "--h2o-local", "4", "--h2o-heavy", "4"]
 WINDOW = ["-f", "{text}", "--ctx", "96"]
@@ -72,7 +73,9 @@ def test_results_are_printed_though_a_file_cannot_be_written(
     flag: str,
     files: list[str],
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    calibrate_by_few_windows(monkeypatch)
     text, folder = tmp_path / "text.txt", tmp_path / "new"
     text.write_text("the thing is that the art is there and the hen is in the pen " * 120)
     folder.mkdir()

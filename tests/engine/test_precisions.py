@@ -29,7 +29,7 @@ from edgeh2o.engine.payoff import choose_reading
 from edgeh2o.engine.plan import RunPlan
 from edgeh2o.engine.precisions import MIN_ROUNDED_TOKENS
 from edgeh2o.evaluation.calibration import calibrate
-from tests.budget_tables import harmless_table
+from tests.budget_tables import calibrate_by_few_windows, harmless_table
 from tests.engine.fakes import CONFIG
 from tests.tiny_models import TinyModelFactory
 
@@ -227,8 +227,9 @@ def test_a_saved_prompt_goes_on_as_it_was_multiplied(
 
 
 def test_rounding_is_measured_on_what_calibrate_reads(
-    machine: None, tiny_model: TinyModelFactory
+    machine: None, tiny_model: TinyModelFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    calibrate_by_few_windows(monkeypatch)
     path = tiny_model(tensor_type="F32", n_layers=2, context_length=4096)
     texts = [" ".join(["the art of the thing is that it is there"] * 400)]
     with LLM(path, prefill=PrefillConfig(batch_size=1024)) as llm:

@@ -10,6 +10,7 @@ import pytest
 
 from edgeh2o import _core
 from edgeh2o.cli.main import main
+from tests.budget_tables import calibrate_by_few_windows
 from tests.model.model_pair import CHUNK_SIZE, load_pair, random_tokens
 from tests.tiny_architectures import FAMILIES
 from tests.tiny_models import TinyModelFactory
@@ -144,7 +145,13 @@ def test_layers_that_attend_unlike_others_have_no_table(
 @pytest.mark.parametrize(
     "architecture", ["mistral3", "qwen2moe", "smollm3", "hunyuan-dense", "minicpm3"]
 )
-def test_a_table_is_made(tiny_model: TinyModelFactory, architecture: str, tmp_path: Path) -> None:
+def test_a_table_is_made(
+    tiny_model: TinyModelFactory,
+    architecture: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calibrate_by_few_windows(monkeypatch)
     options = {**SHAPE, **OPTIONS.get(architecture, {}), "architecture": architecture}
     text, table = tmp_path / "text.txt", tmp_path / "table.json"
     text.write_text("the thing is that the art is there and the hen is in the pen " * 120)
