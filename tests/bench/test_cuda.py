@@ -58,7 +58,7 @@ def test_the_script_runs_every_step(tmp_path: Path) -> None:
     environment = os.environ | {
         "PYTHON": sys.executable,
         "KIT": str(tmp_path / "none"),
-        "EDGEH2O_TEST_STEP": "41",
+        "EDGEH2O_TEST_STEP": "97",
     }
     root = Path(cuda_roofline.__file__).parents[1]
     result = subprocess.run(

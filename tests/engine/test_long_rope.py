@@ -21,6 +21,7 @@ FEW = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 TOKENS = np.random.default_rng(0).integers(3, 200, 4600).tolist()
 SHORT, LONG = TOKENS[:100], TOKENS
 LONG_AFTER = 4500  # beyond the least context, and no multiple of a step
+TRAINED = 5632  # an open answer goes on as far
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def model(tiny_model: TinyModelFactory) -> Path:
         architecture="phi3",
         rope_scaling="longrope",
         original_context=LONG_AFTER,
-        context_length=8192,
+        context_length=TRAINED,
     )
 
 
@@ -86,17 +87,17 @@ def test_a_session_file_goes_on_by_its_table(
         result = llm.generate(TOKENS[:4200], FEW, keep_cache=True, logprobs=True)
     assert result.stats.cached_tokens == 4000
     assert _is_like(result, whole[4200])
-    with _load(model, context_size=8192) as llm, pytest.raises(UsageError, match="use -c 4096"):
+    with _load(model, context_size=TRAINED) as llm, pytest.raises(UsageError, match="use -c 4096"):
         llm.load_session(path)
 
 
 def test_a_session_file_of_a_long_context_is_taken_up_in_one(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "s"
-    with _load(model, context_size=8192) as llm:
+    with _load(model, context_size=TRAINED) as llm:
         llm.generate(SHORT, FEW, keep_cache=True)
         llm.save_session(path)
         alone = llm.generate(TOKENS[:4200], FEW, logprobs=True)
-    assert session_file.peek_session(path).context == 8192
+    assert session_file.peek_session(path).context == TRAINED
     with _load(model) as llm:
         llm.load_session(path)
         result = llm.generate(
@@ -113,7 +114,7 @@ def test_a_session_file_without_a_cache_fits_every_context(model: Path, tmp_path
     path = tmp_path / "s"
     with _load(model) as llm:
         llm.save_session(path, extra={"a": 1})
-    with _load(model, context_size=8192) as llm:
+    with _load(model, context_size=TRAINED) as llm:
         assert llm.load_session(path) == {"a": 1}
 
 
@@ -136,7 +137,7 @@ def test_an_open_answer_goes_on_as_far_as_its_table(model: Path) -> None:
     with open_engine(model, attention=DenseConfig()) as engine:
         got = answer(engine, request)
     # With its 1,024 tokens it needs the table of long contexts, to whose end it goes on.
-    assert got.stats.context_size == 8192
+    assert got.stats.context_size == TRAINED
     with open_engine(model, attention=DenseConfig()) as engine:
         got = answer(engine, request_of(TOKENS[:3000], -1))
     assert 3000 + got.stats.generated_tokens == LONG_AFTER + 1

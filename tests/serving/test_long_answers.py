@@ -22,12 +22,21 @@ from edgeh2o.serving.requests import GenerationRequest
 from edgeh2o.serving.ticket import Ticket
 from tests.serving.answering import ATTENTIONS, answer, request_of, tokens_of
 from tests.serving.conftest import open_engine
+from tests.tiny_models import TinyModelFactory
 
 CONTEXT = 8192
 LONG = 8000
+PROMPT = 3000
+TRAINED = 5120  # beyond the least context: an open answer to the prompt grows twice
 OPTIONS: dict[str, Any] = {"attention": DenseConfig(), "prefix_ram_bytes": 2**30}
 STEP = 16
 PLENTY = 2**30
+
+
+@pytest.fixture(scope="module")
+def soon_full(tiny_model: TinyModelFactory) -> Path:
+    """The model of the others, with less room."""
+    return tiny_model(tensor_type="Q4_0", context_length=TRAINED, n_layers=2)
 
 
 @pytest.fixture
@@ -95,18 +104,18 @@ def test_a_far_limit_is_not_refused_for_want_of_memory(
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_an_open_answer_goes_on_to_what_the_model_was_trained_on(
-    serving_model: Path, attention: str
+    soon_full: Path, attention: str
 ) -> None:
     """It ended at 4,096 tokens, or 1,024 behind the prompt, by "length": an error to agents."""
     options = {**OPTIONS, "attention": ATTENTIONS[attention]}
-    with open_engine(serving_model, context_size=MIN_DEFAULT_CONTEXT, **options) as engine:
-        ended = answer(engine, request_of(tokens_of(2600, seed=1), -1))
-    assert 2600 + ended.stats.generated_tokens == MIN_DEFAULT_CONTEXT + 1
-    with open_engine(serving_model, **options) as engine:
-        went_on = answer(engine, request_of(tokens_of(2600, seed=1), -1))
-        assert engine.pool.context_limit == CONTEXT
-    assert went_on.stats.context_size == CONTEXT
-    assert 2600 + went_on.stats.generated_tokens == CONTEXT + 1
+    with open_engine(soon_full, context_size=MIN_DEFAULT_CONTEXT, **options) as engine:
+        ended = answer(engine, request_of(tokens_of(PROMPT, seed=1), -1))
+    assert PROMPT + ended.stats.generated_tokens == MIN_DEFAULT_CONTEXT + 1
+    with open_engine(soon_full, **options) as engine:
+        went_on = answer(engine, request_of(tokens_of(PROMPT, seed=1), -1))
+        assert engine.pool.context_limit == TRAINED
+    assert went_on.stats.context_size == TRAINED
+    assert PROMPT + went_on.stats.generated_tokens == TRAINED + 1
     # By the same budgets until then.
     n_alike = ended.stats.generated_tokens
     assert went_on.logprobs[:n_alike] == ended.logprobs
@@ -123,12 +132,12 @@ def test_room_for_an_open_answer_takes_no_memory(serving_model: Path) -> None:
 
 
 def test_no_room_is_made_where_it_counts_at_once(
-    serving_model: Path, monkeypatch: pytest.MonkeyPatch
+    soon_full: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "counts_when_allocated", lambda: True)
-    with open_engine(serving_model, **OPTIONS) as engine:
-        got = answer(engine, request_of(tokens_of(100, seed=1), -1))
-    assert 100 + got.stats.generated_tokens == MIN_DEFAULT_CONTEXT + 1
+    with open_engine(soon_full, **OPTIONS) as engine:
+        got = answer(engine, request_of(tokens_of(PROMPT, seed=1), -1))
+    assert PROMPT + got.stats.generated_tokens == MIN_DEFAULT_CONTEXT + 1
 
 
 def test_the_context_is_what_memory_holds(
