@@ -9,6 +9,7 @@ from gguf.quants import dequantize
 
 from edgeh2o import _core, _kernels
 from edgeh2o.config import CACHE_TYPES
+from tests.joined_cases import for_each
 from tests.reference.cached_rows import largest_error, stored
 
 BLOCK_BYTES = 34
@@ -27,9 +28,9 @@ def load_row(isa: str, cache_type: str, row: np.ndarray, head_dim: int) -> np.nd
     return _kernels.add_kv_rows(isa, np.zeros(head_dim, np.float32), rows)
 
 
-@pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 256])
-@pytest.mark.parametrize("magnitude", [1e-7, 1e-4, 1.0, 30.0])
 @pytest.mark.parametrize("cache_type", CACHE_TYPES)
+@for_each("magnitude", [1e-7, 1e-4, 1.0, 30.0])
+@for_each("head_dim", [32, 64, 96, 128, 256])
 def test_a_row_is_stored_within_the_bound_of_its_type(
     isa: str, cache_type: str, magnitude: float, head_dim: int
 ) -> None:

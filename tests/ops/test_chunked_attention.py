@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from edgeh2o import _core
+from tests.joined_cases import for_each
 from tests.ops.attention_case import Shape, make_attention, prefill
 from tests.reference.dense import causal_attention
 from tests.reference.h2o import H2OLayer
@@ -20,8 +21,8 @@ CLOSE = {"rtol": 0.0, "atol": 2e-5}
 pytestmark = pytest.mark.usefixtures("isa")
 
 
-@pytest.mark.parametrize("n_tokens", [1, S, S + 1, 2 * S - 1, 2 * S + 16, 4 * S])
 @pytest.mark.parametrize("case", POLICIES, ids=str)
+@for_each("n_tokens", [1, S, S + 1, 2 * S - 1, 2 * S + 16, 4 * S])
 def test_output_equals_the_oracle(case: PolicyCase, n_tokens: int) -> None:
     shape = Shape()
     qkv = random_qkv(1, n_tokens=n_tokens, **shape.heads)
@@ -84,8 +85,8 @@ def test_memory_beyond_one_piece_equals_dense(case: PolicyCase) -> None:
     np.testing.assert_allclose(prefill(attention, qkv), causal_attention(*qkv), **CLOSE)
 
 
-@pytest.mark.parametrize("ends", [(S,), (2 * S, 3 * S), (3 * S,), (S, 2 * S, 3 * S)], ids=str)
 @pytest.mark.parametrize("case", POLICIES, ids=str)
+@for_each("ends", [(S,), (2 * S, 3 * S), (3 * S,), (S, 2 * S, 3 * S)])
 def test_several_calls_equal_one_exactly(case: PolicyCase, ends: tuple[int, ...]) -> None:
     shape = Shape()
     n_tokens = 3 * S + 17
