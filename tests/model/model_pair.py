@@ -46,12 +46,17 @@ def relative_error(logits: NDArray[np.floating], expected: NDArray[np.floating])
     return float(np.sqrt(np.mean(difference**2)) / np.std(expected))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelPair:
     """The same file in the C++ decoder and in the float64 reference."""
 
+    path: Path
     core: _core.Model
-    reference: ReferenceDecoder
+
+    @functools.cached_property
+    def reference(self) -> ReferenceDecoder:
+        """Read when asked for: that takes longer than the core's, and many tests do without."""
+        return ReferenceDecoder.from_gguf(self.path)
 
     def session(
         self,
@@ -88,7 +93,7 @@ def load_pair(tiny_model: TinyModelFactory, **options: object) -> ModelPair:
 def _load(path: Path) -> ModelPair:
     with NativeModelFile(path) as model_file:
         core = model_file.load()._core_model
-    return ModelPair(core, ReferenceDecoder.from_gguf(path))
+    return ModelPair(path, core)
 
 
 def prefill(session: _core.Sequence, *batches: Tokens) -> Logits:

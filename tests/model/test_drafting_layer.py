@@ -65,7 +65,13 @@ def _load(path: Path, isa: str) -> Pair:
         layer = file.open_drafting_layer()
         model = file.load()
         own = model.load_drafting_layer(layer)
-    return Pair(model._core_model, own._core_model, ReferenceDecoder.from_gguf(path))
+    return Pair(model._core_model, own._core_model, _reference(path))
+
+
+@cache
+def _reference(path: Path) -> ReferenceDecoder:
+    """Read once for all instruction sets."""
+    return ReferenceDecoder.from_gguf(path)
 
 
 def shifted(hidden: np.ndarray) -> np.ndarray:

@@ -31,7 +31,7 @@ from tests.model.model_pair import (
     relative_error,
     split,
 )
-from tests.reference.decoder import AttentionLayer, ReferenceDecoder
+from tests.reference.decoder import AttentionLayer
 from tests.reference.dense import DenseLayer
 from tests.reference.headwise import HeadwiseLayer
 from tests.tiny_models import TinyModelFactory
@@ -208,7 +208,7 @@ def test_windows_scales_and_caps_of_a_layer_are_its_own(
 
     monkeypatch.setattr(_core, "DecoderConfig", make_config)
     with NativeModelFile(path) as file:
-        pair = ModelPair(file.load()._core_model, ReferenceDecoder.from_gguf(path))
+        pair = ModelPair(path, file.load()._core_model)
     tokens = random_tokens(2 * CHUNK_SIZE + 20)
     for name in ("dense", "h2o"):
         options = iter(attention)
