@@ -44,7 +44,6 @@ SEED_OPTIONS: tuple[dict[str, object], ...] = (
         **{"n_shared_kv": 1, "head_dim_sliding": 8, "token_input_dim": 8},
     },
     {"architecture": "nanbeige", "n_layers": 2, "n_loops": 2, "tensor_type": "Q4_0"},
-    {"architecture": "hrm_text", "n_layers": 1, "tensor_type": "Q4_0"},
     {"n_layers": 2, "n_heads": (2, 4), "n_kv_heads": (1, 2), "ffn_dim": (32, 64)},
 )
 
