@@ -47,6 +47,17 @@ _THINKING = ("<think>", "</think>")
 # Of gpt-oss, whose answers say by themselves what is text.
 _HARMONY_TURN, _HARMONY_TEXT = "<|start|>assistant", "<|channel|>final<|message|>"
 _CURE = "give another one with --chat-template FILE"
+# Files of RWKV may have the name of their template in its place.
+_NAMED = {
+    "rwkv-world": (
+        "{{ bos_token }}"
+        "{% for message in messages if message.content %}"
+        "{{ {'system': 'System', 'user': 'User'}.get(message.role, 'Assistant') }}: "
+        "{{ message.content | trim }}{{ '\\n\\n' }}"
+        "{% endfor %}"
+        "{% if add_generation_prompt %}Assistant:{% endif %}"
+    )
+}
 
 _T = TypeVar("_T")
 
@@ -204,7 +215,7 @@ def read_chat_template(value: object) -> str | None:
     """
     if value is not None and not isinstance(value, str):
         raise FormatError(f"{TEMPLATE_KEY} is not a string but {type(value).__name__}; {_CURE}")
-    return value or None
+    return _NAMED.get(value or "", value) or None
 
 
 class _Marker:

@@ -229,6 +229,23 @@ def test_the_time_that_a_template_may_take(
     assert 8 <= limits_s[2] < 10
 
 
+def test_a_template_that_is_a_name(tokenizer: Tokenizer) -> None:
+    source = read_chat_template("rwkv-world")
+    assert source is not None
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": " Hello\n\n"},
+        {"role": "assistant", "content": "Hi"},
+        {"role": "user", "content": "Who?"},
+    ]
+    expected = "System: Be brief.\n\nUser: Hello\n\nAssistant: Hi\n\nUser: Who?\n\n"
+    template = ChatTemplate(source, tokenizer)
+    begin = tokenizer.bos_text
+    assert template.render(messages).plain_text == f"{begin}{expected}Assistant:"
+    rendered = template.render(messages, add_generation_prompt=False)
+    assert rendered.plain_text == begin + expected
+
+
 def test_a_template_that_is_no_text() -> None:
     assert read_chat_template(None) is None
     assert read_chat_template("") is None
