@@ -275,7 +275,9 @@ def test_what_a_closed_stream_leaves_is_what_was_read(
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("model", ["lfm2", "qwen35", "falcon-h1", "bailingmoe3", "kimi-linear"])
+@pytest.mark.parametrize(
+    "model", ["lfm2", "qwen35", "falcon-h1", "bailingmoe3", "kimi-linear", "rwkv7"]
+)
 def test_recurrent_layers_take_guesses_back(
     tiny_model: TinyModelFactory, prompt: list[int], model: str, tmp_path: Path
 ) -> None:
