@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -141,12 +141,14 @@ class PrefixDisk:
                 f"its {end} tokens take {n_bytes} bytes and --prefix-cache-disk may hold "
                 f"{self.max_bytes}"
             )
-        for entry, n_common in zip(entries, counts, strict=True):
-            if n_common == len(entry.token_ids):  # it went on, and takes its place
-                self._remove(entry.path)
+        pairs = zip(entries, counts, strict=True)
+        begun = [entry.path for entry, n_common in pairs if n_common == len(entry.token_ids)]
+        if self._held_bytes() + n_bytes > self.max_bytes:
+            self._remove_all(begun)
         self._make_room(n_bytes)
         path = self.folder / _name_of(conversation.session.fingerprint, token_ids)
         conversation.session.save(path, {}, require)
+        self._remove_all(begun)  # they went on, and it takes their place
         self.touch(path, conversation.idle_s)
         self._make_room(0, spared=path)
 
@@ -162,13 +164,21 @@ class PrefixDisk:
             if n_common == len(entry.token_ids) and entry.plan.adapter_scales == adapter_scales:
                 self._remove(entry.path)
 
-    def _make_room(self, n_bytes: int, spared: Path | None = None) -> None:
-        """Removes the files used least lately until so many bytes more fit."""
+    def _list_files(self) -> list[tuple[float, int, Path]]:
+        """When each was used, its bytes and its path."""
         files = []
         for path in self._paths():
             with suppress(OSError):
                 status = path.stat()
                 files.append((status.st_mtime, status.st_size, path))
+        return files
+
+    def _held_bytes(self) -> int:
+        return sum(size for _, size, _ in self._list_files())
+
+    def _make_room(self, n_bytes: int, spared: Path | None = None) -> None:
+        """Removes the files used least lately until so many bytes more fit."""
+        files = self._list_files()
         total = sum(size for _, size, _ in files) + n_bytes
         for _, size, path in sorted(files):
             if total <= self.max_bytes:
@@ -176,6 +186,10 @@ class PrefixDisk:
             if path != spared:
                 self._remove(path)
                 total -= size
+
+    def _remove_all(self, paths: Sequence[Path]) -> None:
+        for path in paths:
+            self._remove(path)
 
     def _remove(self, path: Path) -> None:
         with suppress(OSError):

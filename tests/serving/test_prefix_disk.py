@@ -14,6 +14,7 @@ from edgeh2o import LLM, H2OConfig, HeadwiseConfig, _core
 from edgeh2o.attention.budget_table import table_path, write_table
 from edgeh2o.attention.rounding_quality import RoundingQuality
 from edgeh2o.cli.serve import parse_folder
+from edgeh2o.engine.session import Session
 from edgeh2o.errors import ResourceError
 from edgeh2o.serving.call_grid import ReadPlaces
 from edgeh2o.serving.prefix_disk import PrefixDisk
@@ -318,3 +319,38 @@ def test_a_server_process_starts_again_where_it_ended(
     cached = [reply["usage"]["prompt_tokens_details"]["cached_tokens"] for reply in replies]
     assert cached == [0, 600]
     assert "tokens are taken from" in server.log
+
+
+def test_what_went_on_stays_until_all_of_it_is_there(
+    serving_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk, or Ctrl-C, while the longer file was written took the shorter one along."""
+    document = tokens_of(600, seed=1)
+    with open_engine(serving_model, prefix_disk=(tmp_path, SIZE)) as first:
+        answer(first, request_of(document))
+        (kept,) = first.pool.room.kept
+        assert kept.runner is not None
+        longer = list(kept.runner.token_ids) + tokens_of(300, seed=2)
+    (begun,) = files_of(tmp_path)
+
+    def fail(*_: object, **__: object) -> None:
+        raise ResourceError("the disk is full")
+
+    with open_engine(serving_model, prefix_disk=(tmp_path, SIZE)) as again:
+        answer(again, request_of(longer))
+        with monkeypatch.context() as patch:
+            patch.setattr(Session, "save", fail)
+            again.close()
+    assert files_of(tmp_path) == [begun]
+    with open_engine(serving_model, prefix_disk=(tmp_path, SIZE)) as third:
+        assert answer(third, request_of(longer)).stats.cached_tokens > 500
+    (whole,) = files_of(tmp_path)
+    assert whole != begun
+    # Where both have no room together the shorter one goes first, and no other.
+    size = whole.stat().st_size
+    with open_engine(serving_model, prefix_disk=(tmp_path, size + size // 2)) as fourth:
+        disk = fourth.pool.disk
+        assert disk is not None
+        (shown,) = [entry for entry in disk._index.values() if entry is not None]
+        answer(fourth, request_of(shown.token_ids.tolist() + tokens_of(100, seed=3)))
+    assert len(files_of(tmp_path)) == 1 and files_of(tmp_path) != [whole]
