@@ -169,9 +169,10 @@ class Descriptions:
     async def _tokenize(self, request: Request) -> Response:
         fields = await read_body(request)
         tokenizer = self._engine.tokenizer
+        name = "content" if fields.raw("prompt") is None else fields.first("content", "prompt")
         ids = await asyncio.to_thread(
             join_prompt,
-            read_parts(fields, fields.first("content", "prompt")),
+            read_parts(fields, name),
             tokenizer,
             add_special=fields.flag("add_special"),
             parse_special=fields.flag("parse_special", True),

@@ -87,7 +87,7 @@ def read_chat_request(fields: Fields, defaults: SamplingParams) -> GenerationReq
         defaults,
         messages,
         "max_completion_tokens",
-        top_logprobs=(top_logprobs or 0) if wants_logprobs else None,
+        top_logprobs=(top_logprobs or 0) if wants_logprobs else _read_probs(fields),
         tools=tools,
         tool_choice=read_tool_choice(fields, tools),
         is_one_call=not fields.flag("parallel_tool_calls", True),
@@ -160,7 +160,7 @@ def read_text_requests(fields: Fields, defaults: SamplingParams) -> list[Generat
     request = GenerationRequest(
         kind="text",
         echoes=fields.flag("echo"),
-        top_logprobs=fields.integer("logprobs", 0, MAX_TOP_LOGPROBS),
+        top_logprobs=fields.integer("logprobs", 0, MAX_TOP_LOGPROBS, _read_probs(fields)),
         grammar=read_grammar(fields),
         **_read_common(fields, replace(defaults, max_tokens=_text_tokens(defaults))),
     )
@@ -184,13 +184,18 @@ def read_completion_requests(
     """
     request = GenerationRequest(
         kind="text",
-        top_logprobs=fields.integer("n_probs", 0, MAX_PROBS) or None,
+        top_logprobs=_read_probs(fields),
         shows_drawn=fields.flag("post_sampling_probs"),
         grammar=read_grammar(fields),
         **_read_common(fields, defaults, "n_predict"),
     )
     prompts = read_prompts(fields) if prompt is None else [prompt]
     return [replace(request, prompt=prompt) for prompt in prompts]
+
+
+def _read_probs(fields: Fields) -> int | None:
+    """How many likely tokens clients of llama-server want in the place of each; None: none."""
+    return fields.integer("n_probs", 0, MAX_PROBS) or None
 
 
 def _text_tokens(defaults: SamplingParams) -> int:

@@ -116,7 +116,9 @@ def test_ids_and_texts_are_tokenised_together(server: RunningServer) -> None:
     ):
         assert ask(server, "/tokenize", {"content": content})["tokens"] == expected
     for wrong in (5, None, [None], [1.5], {}, [True]):
-        assert post(server, "/tokenize", {"content": wrong}).status_code == 400
+        reply = post(server, "/tokenize", {"content": wrong})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "content")
+    assert ask(server, "/tokenize", {"prompt": "the"})["tokens"] == first
 
 
 def test_a_schema_may_stand_beside_its_type(server: RunningServer) -> None:
@@ -148,6 +150,9 @@ def test_logarithms_have_the_ids_of_their_tokens(server: RunningServer) -> None:
             assert ask(server, "/detokenize", {"tokens": [each["id"]]})["content"] == each["token"]
     assert len(text["content"]) == len(text["tokens"]) == 3
     assert [each["logprob"] for each in text["content"]] == text["token_logprobs"]
+    for path, asked in (("/v1/chat/completions", CHAT), ("/v1/completions", PROMPT)):
+        (choice,) = ask(server, path, asked | {"n_probs": 2})["choices"]
+        assert [len(each["top_logprobs"]) for each in choice["logprobs"]["content"]][:3] == [2] * 3
     echoed = ask(server, "/v1/completions", body | {"echo": True})["choices"][0]["logprobs"]
     assert len(echoed["content"]) == len(echoed["tokens"]) - 1  # nothing comes before the first
 
