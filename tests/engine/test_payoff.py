@@ -147,7 +147,7 @@ def test_a_dense_prompt_gives_what_dense_attention_gives(path: Path, table: str)
     greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     with LLM(path, attention=HeadwiseConfig(budget_table=table)) as llm:
         ids = llm.generate(prompt_of(llm, 400), greedy).token_ids
-    with LLM(path, attention=HeadwiseConfig(budgets=(None,) * llm.config.n_slots)) as llm:
+    with LLM(path, attention="dense") as llm:
         assert llm.generate(prompt_of(llm, 400), greedy).token_ids == ids
 
 
