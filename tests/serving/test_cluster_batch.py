@@ -37,7 +37,7 @@ def cluster() -> Iterator[Any]:
 def test_a_killed_worker_loses_nothing(
     cluster: Any, serving_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = write(tmp_path / "in.jsonl", [*map(request, range(12)), request(99, temperature=9)])
+    source = write(tmp_path / "in.jsonl", [*map(request, range(12)), request(99, temperature="x")])
     target, alone = tmp_path / "out.jsonl", tmp_path / "alone.jsonl"
     killed = []
 
