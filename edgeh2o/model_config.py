@@ -44,6 +44,11 @@ class ModelConfig:
         return sum(n_kv_heads for _, n_kv_heads in self.layer_heads)
 
     @property
+    def has_rope(self) -> bool:
+        """Whether a layer that attends rotates its queries and keys."""
+        return self.n_slots > 0
+
+    @property
     def splits_groups(self) -> bool:
         """Whether query heads that share a KV head may have memory sets of their own."""
         return self._may_split_groups
@@ -372,6 +377,10 @@ class DecoderConfig(ModelConfig):
     @property
     def layer_heads(self) -> Sequence[tuple[int, int]]:
         return [(layer.n_heads, layer.n_kv_heads) for layer in self.layers]
+
+    @property
+    def has_rope(self) -> bool:
+        return any(layer.has_rope and layer.n_heads > 0 for layer in self.layers)
 
     @property
     def splits_groups(self) -> bool:

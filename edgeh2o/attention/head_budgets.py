@@ -29,9 +29,10 @@ SHARED_ERROR = 0.3
 UNKNOWN = "dense: nothing is known of this model yet"
 TOO_LOSSY = f"dense: no calibrated budget loses less than {DEFAULT_MAX_LOSS} %"
 TOO_SHORT = "dense: sparse would not be faster at this length"
+NO_ATTENTION = "dense: no layer of this model attends"
 UNIFORM = "uniform"
 # Sources of budgets without a limit.
-DENSE_SOURCES = (UNKNOWN, TOO_LOSSY, TOO_SHORT)
+DENSE_SOURCES = (UNKNOWN, TOO_LOSSY, TOO_SHORT, NO_ATTENTION)
 # Instead of a file: no table, whether of the cache folder or of the package.
 NO_TABLE = "none"
 
@@ -173,6 +174,8 @@ def find_budgets(
     ``max_loss`` without a measured loss below it, and for it and a table where ``calibrate`` makes
     none.
     """
+    if model.n_slots == 0:
+        return HeadBudgets((), budget or PROFILE_BUDGET, NO_ATTENTION)
     found = _find_table(model, max_loss, budget_table, profile)
     if found is None:
         if max_loss is not None:

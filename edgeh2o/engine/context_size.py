@@ -67,7 +67,7 @@ def choose_context(
                 f"shorten it, or use -c {wanted} to read it all the same, beyond the {trained} "
                 "positions that the model was trained on"
             )
-            if plan.rope == ROPE_OF_FILE:
+            if plan.rope == ROPE_OF_FILE and plan.config.has_rope:
                 scale = -(-wanted // trained)
                 cure += f", perhaps with --rope-scaling yarn --rope-scale {scale}"
         message = f"the prompt has {n_prompt_tokens} tokens and the context holds {context}; {cure}"

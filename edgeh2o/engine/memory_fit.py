@@ -56,11 +56,12 @@ def check_load(plan: RunPlan, file: ModelFile, draft: DescribedDraft | None = No
             return replace(plan, most_context=largest)
     require_fit(context, sizes, room, weight_bytes=weight_bytes)
     trained = plan.config.context_length
+    scales = plan.rope == ROPE_OF_FILE and plan.config.has_rope
     if (plan.context_size or 0) > trained:
         warnings.warn(
             f"a context of {plan.context_size} is longer than the {trained} positions that "
             "the model was trained on; expect poor answers beyond them"
-            + ("" if plan.rope != ROPE_OF_FILE else "; --rope-scaling yarn helps"),
+            + ("; --rope-scaling yarn helps" if scales else ""),
             stacklevel=3,
         )
     return plan
