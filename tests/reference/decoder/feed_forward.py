@@ -136,7 +136,7 @@ def mixture(
     probabilities = gate(
         linear(prefix + "ffn_gate_inp", x if router_input is None else router_input)
     )
-    out = np.zeros_like(x)
+    is_chosen, shares = np.zeros(probabilities.shape, bool), np.zeros_like(probabilities)
     for row, probability in enumerate(probabilities):
         ranks = probability + biases
         if n_groups > 1:
@@ -146,10 +146,14 @@ def mixture(
             ranks = np.where(np.repeat(is_left_out, len(ranks) // n_groups), -np.inf, ranks)
         chosen = np.argsort(-ranks)[:n_used]
         total = probability[chosen].sum() if is_normalised else 1.0
-        for expert in chosen:
-            suffix, share = f"_exps.{expert}", probability[expert] / total
-            source = x[row : row + 1] * (share if scales_inputs else 1.0)
-            output = gated(linear, prefix, suffix, source, activate=activate)[0]
-            factor = 1.0 if factors is None else factors[expert]
-            out[row] += factor * (1.0 if scales_inputs else share) * output
+        is_chosen[row, chosen] = True
+        shares[row, chosen] = probability[chosen] / total
+    out = np.zeros_like(x)
+    for expert in range(probabilities.shape[1]):
+        rows = np.flatnonzero(is_chosen[:, expert])
+        share = shares[rows, expert, None]
+        source = x[rows] * (share if scales_inputs else 1.0)
+        output = gated(linear, prefix, f"_exps.{expert}", source, activate=activate)
+        factor = 1.0 if factors is None else factors[expert]
+        out[rows] += factor * (1.0 if scales_inputs else share) * output
     return out

@@ -104,8 +104,10 @@ def read_gguf(path: Path) -> tuple[ReferenceConfig, Weights, dict[str, str]]:
     from gguf.quants import dequantize
 
     reader = GGUFReader(path)
+    # Slices of the reader's memory maps take longer than small products.
     weights = {
-        tensor.name: dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors
+        tensor.name: np.asarray(dequantize(tensor.data, tensor.tensor_type))
+        for tensor in reader.tensors
     }
     floats = {GGMLQuantizationType[name] for name in ("F32", "F16", "BF16")}
     quantised = {
