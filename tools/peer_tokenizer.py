@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,19 @@ def tokenize_with_peer(
         else:
             found[-1].append(token_id)
     return found
+
+
+def write_golden(
+    path: Path, version: str, texts: Sequence[str], ids: Sequence[Sequence[int]]
+) -> None:
+    """Write the ids of each text, which the llama-tokenize called ``version`` gave, a line each."""
+    made_by = json.dumps("llama-tokenize of " + version)
+    lines = ",\n".join(f"    {json.dumps(text)}" for text in texts)
+    rows = ",\n".join(f"    {json.dumps(row)}" for row in ids)
+    path.write_text(
+        f'{{\n  "made_by": {made_by},\n  "texts": [\n{lines}\n  ],\n  "ids": [\n{rows}\n  ]\n}}\n',
+        "ascii",
+    )
 
 
 def write_vocabulary(path: Path, metadata: Mapping[str, object]) -> None:

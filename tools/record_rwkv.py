@@ -7,7 +7,6 @@ Rewrites tests/tokenizer/golden_rwkv.json: ids of fixed and of seeded random tex
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 import tempfile
@@ -15,7 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.tokenizer.rwkv_vocabulary import CONTROL, make_rwkv_metadata
-from tools.peer_tokenizer import peer_arguments, tokenize_with_peer, write_vocabulary
+from tools.peer_tokenizer import (
+    peer_arguments,
+    tokenize_with_peer,
+    write_golden,
+    write_vocabulary,
+)
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "tokenizer" / "golden_rwkv.json"
 FIXED = (
@@ -50,13 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ids = tokenize_with_peer(
             options.llama_tokenize, model, escaped, separator=CONTROL, separator_id=0
         )
-    made_by = json.dumps("llama-tokenize of " + options.version)
-    lines = ",\n".join(f"    {json.dumps(text)}" for text in texts)
-    rows = ",\n".join(f"    {json.dumps(row)}" for row in ids)
-    GOLDEN.write_text(
-        f'{{\n  "made_by": {made_by},\n  "texts": [\n{lines}\n  ],\n  "ids": [\n{rows}\n  ]\n}}\n',
-        "ascii",
-    )
+    write_golden(GOLDEN, options.version, texts, ids)
     return 0
 
 
