@@ -21,6 +21,12 @@ MatmulOutput output_of(const Linear& linear, float* out, size_t stride, bool acc
   return {&linear.weight, linear.bias.empty() ? nullptr : linear.bias.data(), out, stride, accumulate};
 }
 
+void multiply(const LayerCall& call, const Linear& linear, MatView<const float> rows, MatView<float> out) {
+  const MatmulOutput output = output_of(linear, out.data, out.stride);
+  matmul(call.table(), pack_rows(call.table(), rows, packed_for(call, {&linear})), {&output, 1},
+         call.products());
+}
+
 void scale_output(const LayerCall& call, const Linear& linear, MatView<float> out) {
   if (!linear.scale.empty()) scale_logits(call.table(), out, linear.scale[0], 0.0f);
 }

@@ -20,6 +20,9 @@ RowNorm row_norm(const DecoderConfig& config, const std::vector<float>& weight,
 // What the linear layer writes to rows of `out`.
 MatmulOutput output_of(const Linear& linear, float* out, size_t stride, bool accumulate = false);
 
+// out = linear(rows), without its factor.
+void multiply(const LayerCall& call, const Linear& linear, MatView<const float> rows, MatView<float> out);
+
 // What the linear layer has made, times its factor, if it has one.
 void scale_output(const LayerCall& call, const Linear& linear, MatView<float> out);
 

@@ -13,16 +13,13 @@ MatView<float> make_inputs(const LayerCall& call, Span<const int32_t> tokens) {
   const KernelTable& table = call.table();
   const DecoderConfig& config = call.config;
   const Weights& weights = call.weights;
-  const Linear& proj = call.layer_weights().token_input_proj;
   Activations& a = call.buffers();
   const size_t n = tokens.size, dim = call.spec().token_input_dim;
   const MatView<float> embedded{a.norm, n, config.model_dim, config.model_dim};
   const auto width = static_cast<float>(config.model_dim);
   embed_rows(table, weights.token_embd(), tokens, config.embedding_scale / std::sqrt(width), embedded);
-  const MatView<const float> rows{embedded.data, n, embedded.cols, embedded.stride};
   const MatView<float> projected{a.gate, n, dim, dim}, inputs{a.up, n, dim, dim};
-  const MatmulOutput output = output_of(proj, projected.data, dim);
-  matmul(table, pack_rows(table, rows, packed_for(call, {&proj})), {&output, 1}, call.products());
+  multiply(call, call.layer_weights().token_input_proj, as_const(embedded), projected);
   const std::vector<PackedMatrix>& parts = weights.token_inputs();
   embed_columns(table, {parts.data(), parts.size()}, tokens, call.layer * dim,
                 std::sqrt(static_cast<float>(dim)), inputs);

@@ -28,13 +28,6 @@ MatView<float> router_logits(const LayerCall& call, MatView<const float> x) {
   return {a.router + first * n_experts, x.rows, n_experts, n_experts};
 }
 
-void multiply_router(const LayerCall& call, MatView<const float> rows, MatView<float> logits) {
-  const Linear& router = call.layer_weights().ffn_router;
-  const MatmulInput input = pack_rows(call.table(), rows, packed_for(call, {&router}));
-  const MatmulOutput output = output_of(router, logits.data, logits.stride);
-  matmul(call.table(), input, {&output, 1}, call.products());
-}
-
 // The call for `count` of its rows, which were gathered.
 LayerCall call_of(const LayerCall& call, const int32_t* rows, size_t count) {
   LayerCall gathered = call;
@@ -51,7 +44,7 @@ void route_input(const LayerCall& call, MatView<const float> x) {
   const size_t rows_at_once = call.buffers().rows_at_once;
   for (size_t first = 0; first < x.rows; first += rows_at_once) {
     const MatView<const float> rows = x.rows_from(first, std::min(rows_at_once, x.rows - first));
-    multiply_router(call, rows, router_logits(call, rows));
+    multiply(call, call.layer_weights().ffn_router, rows, router_logits(call, rows));
   }
 }
 
@@ -92,7 +85,7 @@ void add_experts(const LayerCall& call, MatView<float> x) {
     norm_input(w.ffn_norm, w.ffn_norm_bias);
   }
   const MatView<float> logits = router_logits(call, as_const(x));
-  if (!spec.routes_by_input) multiply_router(call, rows, logits);
+  if (!spec.routes_by_input) multiply(call, call.layer_weights().ffn_router, rows, logits);
   if (spec.has_expert_norms) {
     scale_logits(table, logits, 1.0f / std::sqrt(static_cast<float>(dim)), 0.0f);
     norm_input(w.ffn_expert_norm);

@@ -2,6 +2,7 @@
 
 #include "model/branch.h"
 #include "model/ffn/gated.h"
+#include "model/token_shift.h"
 #include "ops/rows.h"
 #include "ops/wkv.h"
 
@@ -20,15 +21,6 @@ MatView<float> shifts_of(const LayerCall& call, MatView<float> x) {
   return {call.buffers().attended, x.rows, x.cols, x.cols};
 }
 
-// Behind those of the mixer lie the inputs that the network keeps.
-void shift_input(const LayerCall& call, size_t first, MatView<float> normed, MatView<float> shifts) {
-  RecurrentState& state = call.step.sequence->recurrent(call.layer);
-  const bool looks_ahead = call.looks_ahead();
-  if (looks_ahead) state.note_part(first, normed.cols, as_const(normed));
-  shift_rows(as_const(normed), state.step(looks_ahead, first).at(call.spec().wkv.n_state() + normed.cols),
-             shifts);
-}
-
 void add_mixed(const LayerCall& call, MatView<float> x, MatView<float> normed, MatView<float> shifts) {
   const LayerWeights& w = call.layer_weights();
   const FeedForward& ffn = w.ffn[0];
@@ -41,7 +33,7 @@ void add_mixed(const LayerCall& call, MatView<float> x, MatView<float> normed, M
 
 void add_shifted(const LayerCall& call, size_t first, MatView<float> x) {
   const MatView<float> normed = norm_input(call, x), shifts = shifts_of(call, x);
-  shift_input(call, first, normed, shifts);
+  shift_input(call, first, x.cols, normed, shifts);  // behind what the mixer keeps
   add_mixed(call, x, normed, shifts);
   if (first + x.rows == call.step.tokens.size) call.count_recurrent();
 }
@@ -50,7 +42,7 @@ void add_shifted_together(const LayerCall& call, Span<const Step> steps, MatView
   const MatView<float> normed = norm_input(call, x), shifts = shifts_of(call, x);
   for_each_step(call, steps, [&](const LayerCall& one) {
     const size_t n = one.step.tokens.size;
-    shift_input(one, 0, normed.rows_from(one.first_row, n), shifts.rows_from(one.first_row, n));
+    shift_input(one, 0, x.cols, normed.rows_from(one.first_row, n), shifts.rows_from(one.first_row, n));
     one.count_recurrent();
   });
   add_mixed(call, x, normed, shifts);

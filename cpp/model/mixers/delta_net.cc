@@ -1,7 +1,5 @@
 #include "model/mixers/delta_net.h"
 
-#include <tuple>
-
 #include "model/branch.h"
 #include "model/mixers/recurrent.h"
 #include "ops/convolution.h"
@@ -54,12 +52,8 @@ struct DeltaNet {
                                     output_of(decay, decay_out.data, stride)};
     matmul(table, input, {outputs, layers.size()}, call.products());
     if (!has_vectors) return;
-    for (const auto& [vectors, linear, out] :
-         {std::tuple(z_out, &w.delta_z, parts.z.data), {decay_out, &w.delta_decay, parts.decays.data}}) {
-      const MatmulOutput output = output_of(*linear, out, stride);
-      matmul(table, pack_rows(table, as_const(vectors), packed_for(call, {linear})), {&output, 1},
-             call.products());
-    }
+    multiply(call, w.delta_z, as_const(z_out), parts.z);
+    multiply(call, w.delta_decay, as_const(decay_out), parts.decays);
   }
 
   // Queries and keys x / sqrt(|x|^2 + eps), as an RMS norm; queries also by the root of the head size.

@@ -17,18 +17,12 @@ struct Mamba1 {
 
     Parts(const LayerCall& call, size_t n) {
       const ScanSizes& scan = call.spec().scan;
-      const size_t stride = call.spec().mixed_dim(call.config.model_dim);
-      float* data = call.buffers().mixer_in;
-      const auto take = [&](size_t cols) {
-        const MatView<float> part{data, n, cols, stride};
-        data += cols;
-        return part;
-      };
-      u = take(scan.n_channels);
-      z = take(scan.n_channels);
-      steps = take(scan.n_channels);
-      step_inputs = take(scan.step_rank);
-      bc = take(scan.bc_dim());
+      RowParts rows(call, n);
+      u = rows.take(scan.n_channels);
+      z = rows.take(scan.n_channels);
+      steps = rows.take(scan.n_channels);
+      step_inputs = rows.take(scan.step_rank);
+      bc = rows.take(scan.bc_dim());
     }
     Parts rows_from(size_t first, size_t n) const {
       Parts parts = *this;
@@ -60,23 +54,18 @@ struct Mamba1 {
   static void select(const LayerCall& call, const Parts& parts) {
     const LayerWeights& w = call.layer_weights();
     const KernelTable& table = call.table();
-    const auto multiply = [&](const Linear& linear, const MatView<float>& rows, const MatView<float>& out) {
-      const MatmulOutput output = output_of(linear, out.data, out.stride);
-      matmul(table, pack_rows(table, as_const(rows), packed_for(call, {&linear})), {&output, 1},
-             call.products());
-    };
     const auto norm = [&](MatView<float> rows, size_t first, const std::vector<float>& weight) {
       rows.data += first;
       rows.cols = weight.size();
       rms_norm_groups(table, rows, {weight.data(), weight.size()}, call.config.norm_eps);
     };
-    multiply(w.ssm_x, parts.u, parts.step_inputs);
+    multiply(call, w.ssm_x, as_const(parts.u), parts.step_inputs);
     if (call.spec().scan.norms != ScanNorms::kNone) {
       norm(parts.step_inputs, 0, w.ssm_dt_norm);
       norm(parts.bc, 0, w.ssm_b_norm);
       norm(parts.bc, w.ssm_b_norm.size(), w.ssm_c_norm);
     }
-    multiply(w.ssm_dt, parts.step_inputs, parts.steps);
+    multiply(call, w.ssm_dt, as_const(parts.step_inputs), parts.steps);
   }
 
   static void scan(const LayerCall& call, size_t begin, const Parts& parts, MatView<float> out) {

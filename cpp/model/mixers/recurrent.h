@@ -13,6 +13,23 @@
 
 namespace edgeh2o {
 
+// Hands out what lies side by side in n rows of the workspace.
+class RowParts {
+ public:
+  RowParts(const LayerCall& call, size_t n)
+      : next_(call.buffers().mixer_in), n_(n), stride_(call.spec().mixed_dim(call.config.model_dim)) {}
+  // The next columns.
+  MatView<float> take(size_t cols) {
+    const MatView<float> part{next_, n_, cols, stride_};
+    next_ += cols;
+    return part;
+  }
+
+ private:
+  float* next_;
+  size_t n_, stride_;
+};
+
 // Parts of mixers whose state has matrices, side by side in rows of the workspace: a gate of what comes out,
 // inputs of the convolution, and the gates of the recurrence; and what gates are made of, where that is
 // not the layer's input.
@@ -21,19 +38,13 @@ struct MatrixParts {
 
   MatrixParts(const LayerCall& call, size_t n) {
     const Recurrence recurrence = call.spec().recurrence(call.config.model_dim);
-    const size_t n_gates = recurrence.n_gates(), stride = call.spec().mixed_dim(call.config.model_dim);
-    float* data = call.buffers().mixer_in;
-    const auto take = [&](size_t cols) {
-      const MatView<float> part{data, n, cols, stride};
-      data += cols;
-      return part;
-    };
-    z = take(recurrence.out_dim());
-    rows = take(recurrence.conv_dim);
-    rates = take(n_gates);
-    decays = take(recurrence.n_decays());
-    z_vectors = take(recurrence.delta.gate_rank);
-    decay_vectors = take(recurrence.delta.gate_rank);
+    RowParts all(call, n);
+    z = all.take(recurrence.out_dim());
+    rows = all.take(recurrence.conv_dim);
+    rates = all.take(recurrence.n_gates());
+    decays = all.take(recurrence.n_decays());
+    z_vectors = all.take(recurrence.delta.gate_rank);
+    decay_vectors = all.take(recurrence.delta.gate_rank);
   }
   MatrixParts rows_from(size_t first, size_t n) const {
     MatrixParts parts = *this;

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "model/branch.h"
+#include "model/mixers/recurrent.h"
+#include "model/token_shift.h"
 #include "ops/rows.h"
 #include "ops/wkv.h"
 
@@ -17,16 +19,10 @@ struct Parts {
 
   Parts(const LayerCall& call, size_t n) {
     const WkvHeads& heads = call.spec().wkv;
-    const size_t stride = call.spec().mixed_dim(call.config.model_dim);
-    float* data = call.buffers().mixer_in;
-    const auto take = [&](size_t cols) {
-      const MatView<float> part{data, n, cols, stride};
-      data += cols;
-      return part;
-    };
-    for (MatView<float>* part : all_rows()) *part = take(heads.dim());
-    for (MatView<float>* part : {&gate, &normed, &shifts, &mixed}) *part = take(heads.dim());
-    vectors = take(heads.widest_rank());
+    RowParts all(call, n);
+    for (MatView<float>* part : all_rows()) *part = all.take(heads.dim());
+    for (MatView<float>* part : {&gate, &normed, &shifts, &mixed}) *part = all.take(heads.dim());
+    vectors = all.take(heads.widest_rank());
   }
   std::array<MatView<float>*, 6> all_rows() {
     return {&rows.decays, &rows.keys, &rows.values, &rows.directions, &rows.removals, &rows.queries};
@@ -51,14 +47,6 @@ void norm_input(const LayerCall& call, MatView<float> x, const Parts& parts) {
             {parts.normed, {}}, call.buffers().scratch);
 }
 
-void shift_input(const LayerCall& call, size_t begin, const Parts& parts) {
-  RecurrentState& state = call.step.sequence->recurrent(call.layer);
-  const bool looks_ahead = call.looks_ahead();
-  if (looks_ahead) state.note_part(begin, 0, as_const(parts.normed));
-  const StateStep own = state.step(looks_ahead, begin).at(call.spec().wkv.n_state());
-  shift_rows(as_const(parts.normed), own, parts.shifts);
-}
-
 // x: rows of the call, whose values of the first layer are handed on.
 void project(const LayerCall& call, MatView<float> x, const Parts& parts) {
   const KernelTable& table = call.table();
@@ -67,31 +55,27 @@ void project(const LayerCall& call, MatView<float> x, const Parts& parts) {
   const auto mix = [&](size_t i) {
     mix_rows(as_const(parts.normed), as_const(parts.shifts), w.shares[i].data(), parts.mixed);
   };
-  const auto multiply = [&](const Linear& linear, const MatView<float>& in, const MatView<float>& out) {
-    const MatmulOutput output = output_of(linear, out.data, out.stride);
-    matmul(table, pack_rows(table, as_const(in), packed_for(call, {&linear})), {&output, 1}, call.products());
-  };
   const auto vectors = [&](size_t rank) {
     return MatView<float>{parts.vectors.data, x.rows, rank, parts.vectors.stride};
   };
   const WkvRows& rows = parts.rows;
   mix(0);
-  multiply(w.queries, parts.mixed, rows.queries);
+  multiply(call, w.queries, as_const(parts.mixed), rows.queries);
   mix(1);
   const MatView<float> decays = vectors(heads.decay_rank);
-  multiply(w.decays_in, parts.mixed, decays);
+  multiply(call, w.decays_in, as_const(parts.mixed), decays);
   scale_logits(table, decays, 1.0f, 1.0f);  // a cap of 1 is the tanh
-  multiply(w.decays_out, decays, rows.decays);
+  multiply(call, w.decays_out, as_const(decays), rows.decays);
   mix(2);
-  multiply(w.keys, parts.mixed, rows.keys);
+  multiply(call, w.keys, as_const(parts.mixed), rows.keys);
   mix(3);
-  multiply(w.values, parts.mixed, rows.values);
+  multiply(call, w.values, as_const(parts.mixed), rows.values);
   const Activations& a = call.buffers();
   const MatView<float> first{a.carried + (x.data - a.x), x.rows, x.cols, x.cols};
   if (heads.value_rank > 0) {
     const MatView<float> shares = vectors(heads.value_rank);
-    multiply(w.values_in, parts.mixed, shares);
-    multiply(w.values_out, shares, rows.removals);  // which have nothing yet
+    multiply(call, w.values_in, as_const(parts.mixed), shares);
+    multiply(call, w.values_out, as_const(shares), rows.removals);  // which have nothing yet
     sigmoid_rows(table, rows.removals, w.value_bias.data(), w.ones.data());
     mix_values(rows.values, as_const(first), as_const(rows.removals));
   } else {
@@ -99,14 +83,14 @@ void project(const LayerCall& call, MatView<float> x, const Parts& parts) {
   }
   mix(4);
   const MatView<float> rates = vectors(heads.rate_rank);
-  multiply(w.rates_in, parts.mixed, rates);
-  multiply(w.rates_out, rates, rows.removals);
+  multiply(call, w.rates_in, as_const(parts.mixed), rates);
+  multiply(call, w.rates_out, as_const(rates), rows.removals);
   sigmoid_rows(table, rows.removals, w.rate_bias.data(), w.ones.data());
   mix(5);
   const MatView<float> gates = vectors(heads.gate_rank);
-  multiply(w.gates_in, parts.mixed, gates);
+  multiply(call, w.gates_in, as_const(parts.mixed), gates);
   sigmoid_rows(table, gates, nullptr, w.ones.data());
-  multiply(w.gates_out, gates, parts.gate);
+  multiply(call, w.gates_out, as_const(gates), parts.gate);
   finish_rows(table, heads, {w.decay_bias.data(), w.direction_factors.data(), w.key_factors.data()}, rows);
 }
 
@@ -138,7 +122,7 @@ void mix_rwkv7(const LayerCall& call) {
     const MatView<float> x = call.x().rows_from(begin, count), out{a.attended, count, width, width};
     const Parts parts(call, count);
     norm_input(call, x, parts);
-    shift_input(call, begin, parts);
+    shift_input(call, begin, 0, parts.normed, parts.shifts);
     project(call, x, parts);
     recur(call, begin, parts, out);
     finish(call, x, parts, out);
@@ -151,7 +135,8 @@ void mix_rwkv7s(const LayerCall& call, Span<const Step> steps, MatView<float> x)
   const Parts parts(call, x.rows);
   norm_input(call, x, parts);
   for_each_step(call, steps, [&](const LayerCall& one) {
-    shift_input(one, 0, parts.rows_from(one.first_row, one.step.tokens.size));
+    const Parts own = parts.rows_from(one.first_row, one.step.tokens.size);
+    shift_input(one, 0, 0, own.normed, own.shifts);
   });
   project(call, x, parts);
   for_each_step(call, steps, [&](const LayerCall& one) {
