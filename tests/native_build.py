@@ -17,7 +17,7 @@ def find_objects() -> Path:
     if named := os.environ.get("EDGEH2O_OBJECTS"):
         return ROOT / named
     for folder in sorted(ROOT.glob(f"build/temp.*{sys.implementation.cache_tag}")):
-        if any(folder.glob("cpp/bindings/*.o")) and any(folder.glob("*.a")):
+        if any(folder.glob("build/joined/bindings_*.o")) and any(folder.glob("*.a")):
             return folder
     pytest.skip("needs the objects of a build in build/, which an installation by pip may remove")
 

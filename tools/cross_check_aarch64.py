@@ -143,10 +143,17 @@ def read_units() -> list[Unit]:
     """Sources of the core, the kernel tables and the self-test, with the flags of setup.py."""
     libraries = read_setup().libraries
     core_flags = libraries["edgeh2o_core"][0].flags
-    # Policies register themselves: setup.py has them among the sources of the module.
-    more = sorted([*ROOT.glob("cpp/sparse/*.cc"), *ROOT.glob(f"{SELFTEST}/*.cc")])
+    more = sorted(ROOT.glob(f"{SELFTEST}/*.cc"))
     more_units = [Unit(str(path.relative_to(ROOT)), core_flags) for path in more]
     return [unit for units in libraries.values() for unit in units] + more_units
+
+
+def joined_sources(source: str) -> list[str]:
+    """The files that a source of setup.py is made of: those that it includes, or itself."""
+    if not source.startswith("build/joined/"):
+        return [source]
+    lines = (ROOT / source).read_text("ascii").splitlines()
+    return [line.removeprefix('#include "../../').removesuffix('"') for line in lines]
 
 
 def is_current(output: Path, dependencies: Iterable[Path]) -> bool:

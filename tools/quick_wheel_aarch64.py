@@ -39,10 +39,8 @@ def cython_source(source: str, folder: Path) -> str:
     return str(output.relative_to(ROOT))
 
 
-def unit_of(source: str, flags: tuple[str, ...], core: Unit, generated: Path) -> Unit:
-    """A source of an extension module. Policies are units of the cross check, as they are there."""
-    if source.startswith("cpp/sparse/"):
-        return Unit(source, core.flags)
+def unit_of(source: str, flags: tuple[str, ...], generated: Path) -> Unit:
+    """A source of an extension module."""
     is_cython = source.endswith(".pyx")
     return Unit(cython_source(source, generated) if is_cython else source, (*flags, *QUICK))
 
@@ -52,14 +50,11 @@ def build_modules(headers: Sequence[Path], generated: Path, package: Path) -> No
     setup = cross_check_aarch64.read_setup()
     toolchain = cross_check_aarch64.find_toolchain(is_quick=True)
     folder = cross_check_aarch64.QUICK_BUILD
-    core, *_ = setup.libraries["edgeh2o_core"]
     units: dict[str, list[Unit]] = {}
     for module in setup.modules:
         includes = [f"-I{path}" for path in (*headers, *module["include_dirs"])]
         flags = (*module["extra_compile_args"], *includes)
-        units[module["name"]] = [
-            unit_of(source, flags, core, generated) for source in module["sources"]
-        ]
+        units[module["name"]] = [unit_of(source, flags, generated) for source in module["sources"]]
     every = [unit for some in (*setup.libraries.values(), *units.values()) for unit in some]
     objects = dict(
         zip(every, cross_check_aarch64.compile_units(every, folder, toolchain), strict=True)

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
 #include <cerrno>
@@ -9,6 +10,9 @@
 #include "base/mat_view.h"
 
 namespace edgeh2o {
+
+// Of what Python has as another type or layout, a copy.
+using FloatArray = pybind11::array_t<float, pybind11::array::c_style | pybind11::array::forcecast>;
 
 // What a Python object with the buffer protocol holds; valid as long as `info`. Throws std::invalid_argument,
 // naming `what`, unless these are contiguous bytes.

@@ -25,7 +25,6 @@ namespace py = pybind11;
 namespace edgeh2o {
 namespace {
 
-using FloatArray = py::array_t<float, py::array::c_style | py::array::forcecast>;
 using StridedArray = py::array_t<float, py::array::forcecast>;
 using PolicyPtr = std::shared_ptr<SparsePolicy>;
 

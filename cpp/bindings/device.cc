@@ -127,8 +127,8 @@ struct DeviceSequence {
   size_t n_left = 0;
 };
 
-py::object prefill(DeviceSequence& self, const TokenArray& tokens, bool is_last, bool stays_open,
-                   const py::object& on_layer, const py::object& on_attention) {
+py::object prefill_on_device(DeviceSequence& self, const TokenArray& tokens, bool is_last, bool stays_open,
+                             const py::object& on_layer, const py::object& on_attention) {
   EH2O_CHECK(on_attention.is_none(),
              "the attention of a model on a GPU cannot be looked at; use --device cpu");
   self.forget_prompt();
@@ -139,7 +139,7 @@ py::object prefill(DeviceSequence& self, const TokenArray& tokens, bool is_last,
   return logits;
 }
 
-py::array_t<float> row_logits(DeviceSequence& self, size_t first, size_t n_rows) {
+py::array_t<float> device_row_logits(DeviceSequence& self, size_t first, size_t n_rows) {
   EH2O_CHECK(n_rows > 0 && first <= self.n_left && n_rows <= self.n_left - first, "rows ", first, " to ",
              first, " + ", n_rows, " are not among the ", self.n_left, " of the latest prefill call");
   py::array_t<float> logits({n_rows, self.vocab_size()});
@@ -196,10 +196,10 @@ void bind_device(py::module_& module) {
         py::arg("model"), py::arg("policy"), py::kw_only(), py::arg("max_context"), py::arg("batch_size"),
         py::arg("chunk_size"), py::arg("cache_type") = "f16", py::arg("all_rows") = false,
         py::arg("checked_rows") = 0, py::arg("error_limit") = std::numeric_limits<double>::infinity())
-      .def("prefill", &prefill, py::arg("tokens"), py::kw_only(), py::arg("is_last"),
+      .def("prefill", &prefill_on_device, py::arg("tokens"), py::kw_only(), py::arg("is_last"),
            py::arg("stays_open") = false, py::arg("on_layer") = py::none(),
            py::arg("on_attention") = py::none())
-      .def("row_logits", &row_logits, py::arg("first"), py::arg("n_rows"))
+      .def("row_logits", &device_row_logits, py::arg("first"), py::arg("n_rows"))
       .def(
           "decode",
           [](DeviceSequence& self, int32_t token) {

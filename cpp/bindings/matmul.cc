@@ -26,12 +26,13 @@ namespace py = pybind11;
 namespace edgeh2o {
 namespace {
 
-using FloatArray = py::array_t<float, py::array::c_style>;
+// Its own memory, which results are written to.
+using OwnFloatArray = py::array_t<float, py::array::c_style>;
 
 // A weight [n_out][n_in] with its bias, packed for one kernel table.
 struct PackedLinear {
   PackedLinear(const py::buffer& data, const std::string& type, size_t rows, size_t cols,
-               const std::optional<FloatArray>& bias)
+               const std::optional<OwnFloatArray>& bias)
       : table(active_kernel_table()) {
     const py::buffer_info info = data.request();
     const Span<const uint8_t> bytes = contiguous_bytes(info, "the data of a weight");
@@ -54,7 +55,7 @@ using Bytes = py::array_t<uint8_t, py::array::c_style>;
 
 // Blocks of GGUF, [rows, bytes], of a MatMulNBits: quants and zero points are [rows, bytes], scales
 // [rows, blocks]. None if a scale is out of the range of halves.
-std::optional<Bytes> join_blocks(const Bytes& quants, const FloatArray& scales,
+std::optional<Bytes> join_blocks(const Bytes& quants, const OwnFloatArray& scales,
                                  const std::optional<Bytes>& zero_points, int bits, size_t n_inputs,
                                  size_t block_size) {
   EH2O_CHECK(bits == 4 || (bits == 8 && !zero_points), "blocks of ", bits, " bits cannot be joined");
@@ -101,8 +102,8 @@ class Matmul {
         scratch_(static_cast<size_t>(n_threads_) * matmul_scratch_bytes(table_)) {}
 
   // outs[i] [n][n_out] = x [n][n_in] times the transpose of weights[i], plus its bias.
-  void run(const FloatArray& x, const std::vector<std::shared_ptr<PackedLinear>>& weights,
-           std::vector<FloatArray> outs) {
+  void run(const OwnFloatArray& x, const std::vector<std::shared_ptr<PackedLinear>>& weights,
+           std::vector<OwnFloatArray> outs) {
     EH2O_CHECK(x.ndim() == 2, "x must be [n][n_in], got ", x.ndim(), " dimensions");
     const auto n_rows = static_cast<size_t>(x.shape(0)), depth = static_cast<size_t>(x.shape(1));
     EH2O_CHECK(n_rows > 0 && n_rows <= max_rows_ && depth <= max_depth_, "x must have 1 to ", max_rows_,
@@ -150,9 +151,9 @@ void bind_matmul(py::module_& module) {
   module.def("join_nbits_blocks", &join_blocks, py::arg("quants").noconvert(), py::arg("scales").noconvert(),
              py::arg("zero_points"), py::arg("bits"), py::arg("n_inputs"), py::arg("block_size"));
   py::class_<PackedLinear, std::shared_ptr<PackedLinear>>(module, "Linear")
-      .def(
-          py::init<const py::buffer&, const std::string&, size_t, size_t, const std::optional<FloatArray>&>(),
-          py::arg("data"), py::arg("type"), py::arg("rows"), py::arg("cols"), py::arg("bias") = py::none())
+      .def(py::init<const py::buffer&, const std::string&, size_t, size_t,
+                    const std::optional<OwnFloatArray>&>(),
+           py::arg("data"), py::arg("type"), py::arg("rows"), py::arg("cols"), py::arg("bias") = py::none())
       .def_property_readonly("rows", [](const PackedLinear& self) { return self.linear.weight.rows(); })
       .def_property_readonly("cols", [](const PackedLinear& self) { return self.linear.weight.cols(); })
       .def_property_readonly("n_bytes",

@@ -5,13 +5,13 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "bindings/buffers.h"
 
 namespace py = pybind11;
 
 namespace edgeh2o {
 namespace {
 
-using FloatArray = py::array_t<float, py::array::c_style | py::array::forcecast>;
 using PositionArray = py::array_t<int64_t, py::array::c_style | py::array::forcecast>;
 
 py::tuple chunk_tuple(PositionRange chunk) { return py::make_tuple(chunk.begin, chunk.end); }

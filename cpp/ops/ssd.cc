@@ -11,20 +11,20 @@ namespace edgeh2o {
 namespace {
 
 // Far more than any model has; products of these do not overflow.
-constexpr size_t kMaxHeads = 1 << 10, kMaxHeadDim = 1 << 10, kMaxStateDim = 1 << 12;
+constexpr size_t kMaxSsdHeads = 1 << 10, kMaxSsdHeadDim = 1 << 10, kMaxSsdStateDim = 1 << 12;
 
 }  // namespace
 
 void SsdHeads::check() const {
-  EH2O_CHECK(n_heads > 0 && n_heads <= kMaxHeads && n_groups > 0 && n_heads % n_groups == 0,
+  EH2O_CHECK(n_heads > 0 && n_heads <= kMaxSsdHeads && n_groups > 0 && n_heads % n_groups == 0,
              "n_ssd_heads = ", n_heads, " must be a positive multiple of n_ssd_groups = ", n_groups,
-             ", at most ", kMaxHeads);
-  EH2O_CHECK(head_dim > 0 && head_dim % kSsdColumns == 0 && head_dim <= kMaxHeadDim,
+             ", at most ", kMaxSsdHeads);
+  EH2O_CHECK(head_dim > 0 && head_dim % kSsdColumns == 0 && head_dim <= kMaxSsdHeadDim,
              "heads of a Mamba-2 layer have ", head_dim, " dimensions; a multiple of ", kSsdColumns,
-             " up to ", kMaxHeadDim, " is supported");
-  EH2O_CHECK(state_dim > 0 && state_dim % kSsdRows == 0 && state_dim <= kMaxStateDim,
+             " up to ", kMaxSsdHeadDim, " is supported");
+  EH2O_CHECK(state_dim > 0 && state_dim % kSsdRows == 0 && state_dim <= kMaxSsdStateDim,
              "the state of a Mamba-2 layer has ", state_dim, " rows; a multiple of ", kSsdRows, " up to ",
-             kMaxStateDim, " is supported");
+             kMaxSsdStateDim, " is supported");
 }
 
 void find_rates(MatView<float> rates, MatView<float> decays, const float* a, const float* biases) {

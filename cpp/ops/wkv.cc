@@ -10,7 +10,7 @@
 namespace edgeh2o {
 namespace {
 
-constexpr size_t kMaxHeads = 1 << 12, kMaxHeadDim = 512, kMaxRank = 1 << 16;
+constexpr size_t kMaxWkvHeads = 1 << 12, kMaxWkvHeadDim = 512, kMaxRank = 1 << 16;
 constexpr float kLogFloor = -0.606531f;  // of decays: -exp(-1/2), as it is trained
 constexpr float kNormEps = 64e-5f;       // of what comes out of a head
 constexpr float kLeastSquare = 1e-24f;   // of the length of a direction
@@ -20,9 +20,10 @@ constexpr float kLeastSquare = 1e-24f;   // of the length of a direction
 size_t WkvHeads::widest_rank() const { return std::max({decay_rank, rate_rank, value_rank, gate_rank}); }
 
 void WkvHeads::check() const {
-  EH2O_CHECK(head_dim > 0 && head_dim % kWkvColumns == 0 && head_dim <= kMaxHeadDim && n_heads <= kMaxHeads,
-             "an RWKV-7 layer has ", n_heads, " heads of ", head_dim, " numbers; up to ", kMaxHeads,
-             " of a multiple of ", kWkvColumns, " up to ", kMaxHeadDim, " are supported");
+  EH2O_CHECK(
+      head_dim > 0 && head_dim % kWkvColumns == 0 && head_dim <= kMaxWkvHeadDim && n_heads <= kMaxWkvHeads,
+      "an RWKV-7 layer has ", n_heads, " heads of ", head_dim, " numbers; up to ", kMaxWkvHeads,
+      " of a multiple of ", kWkvColumns, " up to ", kMaxWkvHeadDim, " are supported");
   EH2O_CHECK(decay_rank > 0 && rate_rank > 0 && gate_rank > 0 && widest_rank() <= kMaxRank,
              "the vectors of an RWKV-7 layer have ", decay_rank, ", ", rate_rank, " and ", gate_rank,
              " numbers; 1 to ", kMaxRank, " are supported");

@@ -6,13 +6,11 @@
 
 #include "base/half.h"
 #include "quant/block_formats.h"
+#include "quant/block_writers.h"
 #include "quant/k_quantizer.h"
 
 namespace edgeh2o {
 namespace {
-
-u16_le le16(uint16_t bits) { return {static_cast<uint8_t>(bits), static_cast<uint8_t>(bits >> 8)}; }
-u16_le le16_from_f32(float value) { return le16(f16_from_f32(value)); }
 
 void write_f32(const float* weights, size_t n, uint8_t* out) { std::memcpy(out, weights, 4 * n); }
 

@@ -1,9 +1,13 @@
-// Writes single quants into blocks of GGUF files.
+// Writes scales and single quants into blocks of GGUF files.
 #pragma once
 
+#include "base/half.h"
 #include "quant/block_formats.h"
 
 namespace edgeh2o {
+
+inline u16_le le16(uint16_t bits) { return {static_cast<uint8_t>(bits), static_cast<uint8_t>(bits >> 8)}; }
+inline u16_le le16_from_f32(float value) { return le16(f16_from_f32(value)); }
 
 // Quant i of a block of zeros, from 0 to 63: each half of 128 weights has 4 groups of 32, as read_record has
 // it.

@@ -22,11 +22,6 @@ int nearest(float value) {
 
 int nearest(float value, int low, int high) { return std::clamp(nearest(value), low, high); }
 
-u16_le le16_from_f32(float value) {
-  const uint16_t bits = f16_from_f32(value);
-  return {static_cast<uint8_t>(bits), static_cast<uint8_t>(bits >> 8)};
-}
-
 float f32_from_le16(u16_le bits) { return f32_from_f16(bits); }
 
 struct ScaleMin {

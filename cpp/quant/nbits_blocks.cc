@@ -8,11 +8,12 @@
 #include "base/arena.h"
 #include "base/half.h"
 #include "base/parallel.h"
+#include "quant/packed_format.h"
 
 namespace edgeh2o {
 namespace {
 
-constexpr size_t kBlock = 32, kTaskBlocks = 16384;
+constexpr size_t kTaskBlocks = 16384;
 // The normal numbers of half precision, up to what 15 times as much still is.
 constexpr float kLeastScale = 0x1p-14f, kLargestScale = 65504.0f / 16;
 

@@ -30,7 +30,7 @@ struct HalfColumns;
 inline constexpr bool kHasWordDot = true;
 inline constexpr bool kSplitsBytes = false;
 inline constexpr size_t kGemmQ8Rows = 2, kGemmQ8Vectors = 2;
-inline constexpr size_t kGemvRows = 3, kGemvFloatRows = 3;  // that a matrix-vector kernel takes at once
+inline constexpr size_t kGemvRows = 2, kGemvFloatRows = 2;  // that a matrix-vector kernel takes at once
 inline constexpr size_t kQ8Chains = 2;
 inline constexpr size_t kGemmF32Rows = 2, kGemmF32Vectors = 2;
 

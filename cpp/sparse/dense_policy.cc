@@ -7,7 +7,7 @@
 namespace edgeh2o {
 namespace {
 
-const PolicyRegistration kRegistration("dense", {}, [](PolicyOptions&) -> std::shared_ptr<SparsePolicy> {
+const PolicyRegistration kDenseRegistration("dense", {}, [](PolicyOptions&) -> std::shared_ptr<SparsePolicy> {
   return std::make_shared<DensePolicy>();
 });
 

@@ -27,19 +27,19 @@ H2OScore parse_score(const std::string& name) {
   throw_invalid("score = '", name, "'; it is one of sum, mean, lift, window");
 }
 
-const PolicyRegistration kRegistration("h2o", {"local", "heavy"},
-                                       [](PolicyOptions& settings) -> std::shared_ptr<SparsePolicy> {
-                                         H2OOptions options;
-                                         options.n_local = settings.count("local", 0);
-                                         options.n_heavy = settings.count("heavy", 0);
-                                         options.n_sinks = settings.count("sinks", options.n_sinks);
-                                         options.score = parse_score(settings.text("score", "sum"));
-                                         options.n_window = settings.count("window", options.n_window);
-                                         options.decay = settings.number("decay", options.decay);
-                                         options.by_values = settings.flag("by_values", options.by_values);
-                                         options.n_tail = settings.count("tail", options.n_tail);
-                                         return std::make_shared<H2OPolicy>(options);
-                                       });
+const PolicyRegistration kH2oRegistration("h2o", {"local", "heavy"},
+                                          [](PolicyOptions& settings) -> std::shared_ptr<SparsePolicy> {
+                                            H2OOptions options;
+                                            options.n_local = settings.count("local", 0);
+                                            options.n_heavy = settings.count("heavy", 0);
+                                            options.n_sinks = settings.count("sinks", options.n_sinks);
+                                            options.score = parse_score(settings.text("score", "sum"));
+                                            options.n_window = settings.count("window", options.n_window);
+                                            options.decay = settings.number("decay", options.decay);
+                                            options.by_values = settings.flag("by_values", options.by_values);
+                                            options.n_tail = settings.count("tail", options.n_tail);
+                                            return std::make_shared<H2OPolicy>(options);
+                                          });
 
 }  // namespace
 

@@ -8,7 +8,7 @@
 namespace edgeh2o {
 namespace {
 
-const PolicyRegistration kRegistration(
+const PolicyRegistration kHeadwiseRegistration(
     "headwise", {"budgets"}, [](PolicyOptions& settings) -> std::shared_ptr<SparsePolicy> {
       HeadwiseOptions options;
       const auto budgets = [](const PolicyOptions::Counts& counts) {

@@ -13,7 +13,7 @@ namespace edgeh2o {
 namespace {
 
 // So many scores say about where the lowest that is kept lies.
-constexpr size_t kSamples = 256, kLeastSampled = 4 * kSamples;
+constexpr size_t kSamples = 256, kLeastToSample = 4 * kSamples;
 
 // Numbers that order as the scores do.
 uint32_t order_of(float score) {
@@ -47,7 +47,8 @@ BestScores::BestScores(const float* scores, size_t n, size_t n_kept, uint32_t* s
   uint32_t *keys = scratch, *rest = scratch + n;
   if (n_kept_ == n) std::iota(rest, rest + n, uint32_t{0});
   if (n_kept_ == n || n_kept_ == 0) return;
-  auto [low, high] = n < kLeastSampled ? std::pair{uint32_t{0}, UINT32_MAX} : find_bracket(scores, n, n_kept);
+  auto [low, high] =
+      n < kLeastToSample ? std::pair{uint32_t{0}, UINT32_MAX} : find_bracket(scores, n, n_kept);
   size_t n_above = 0, n_rest = 0;
   for (size_t i = 0; i < n; ++i) {
     const uint32_t key = order_of(scores[i]);

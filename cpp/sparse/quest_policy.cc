@@ -90,7 +90,7 @@ class QuestPolicy final : public SparsePolicy {
   size_t* n_past_ = nullptr;  // [n_slots] of the latest chunk
 };
 
-const PolicyRegistration kRegistration(
+const PolicyRegistration kQuestRegistration(
     "quest", {}, [](PolicyOptions& settings) -> std::shared_ptr<SparsePolicy> {
       QuestOptions options;
       options.page_size = settings.count("page_size", options.page_size);

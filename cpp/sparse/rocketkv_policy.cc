@@ -256,7 +256,7 @@ MemorySet RocketKvPolicy::select_decode(size_t slot_idx, const SelectionInput& i
   return MemorySet::list(positions, static_cast<size_t>(next - positions));
 }
 
-const PolicyRegistration kRegistration(
+const PolicyRegistration kRocketKvRegistration(
     "rocketkv", {}, [](PolicyOptions& settings) -> std::shared_ptr<SparsePolicy> {
       RocketKvOptions options;
       options.prompt_budget = settings.count("prompt_budget", options.prompt_budget);

@@ -176,7 +176,7 @@ class RuvllmPolicy final : public SparsePolicy {
   float* biases_ = nullptr;            // [max_landmarks] zeros
 };
 
-const PolicyRegistration kRegistration(
+const PolicyRegistration kRuvllmRegistration(
     "ruvllm", {}, [](PolicyOptions& settings) -> std::shared_ptr<SparsePolicy> {
       RuvllmOptions options;
       options.window = settings.count("window", options.window);

@@ -44,7 +44,7 @@ class EveryOtherPolicy final : public SparsePolicy {
   std::vector<size_t> sizes_;
 };
 
-const PolicyRegistration kRegistration(
+const PolicyRegistration kEveryOtherRegistration(
     "every_other", {"step"}, [](PolicyOptions& settings) -> std::shared_ptr<SparsePolicy> {
       return std::make_shared<EveryOtherPolicy>(settings.count("step", 2));
     });

@@ -32,7 +32,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(HERE / "every_other.py", folder / "edgeh2o" / "attention")
     core = folder / "edgeh2o" / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
     core.unlink(missing_ok=True)
-    parts = sorted(objects.glob("cpp/bindings/*.o")) + sorted(objects.glob("cpp/sparse/*.o"))
+    parts = sorted(objects.glob("build/joined/bindings_*.o"))
     linked = [*map(str, parts), str(target), *archives_of(objects)]
     run([*compiler(), "-shared", *linked, "-fopenmp", "-o", str(core)])
     return folder
