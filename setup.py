@@ -258,6 +258,9 @@ class BuildLibraries(build_clib):
 
     def build_libraries(self, libraries: list[tuple[str, dict]]) -> None:
         share_slots(self.compiler)
+        # They are written in a moment. ar would leave in them what is no longer a part.
+        for name, _ in self.libraries:
+            Path(self.build_clib, self.compiler.library_filename(name)).unlink(missing_ok=True)
         build = super().build_libraries
         with ThreadPoolExecutor(len(libraries)) as pool:  # the kernels, which take longest, first
             list(pool.map(lambda library: build([library]), reversed(libraries)))

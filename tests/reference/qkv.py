@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -24,6 +25,12 @@ class ChoosingLayer(Protocol):
     def prefill(self, q: Array, k: Array, v: Array) -> Array: ...
 
 
+@lru_cache(maxsize=8)  # tests of every instruction set ask for the same
+def _normal(seed: int, *shapes: tuple[int, ...]) -> tuple[Array, ...]:
+    rng = np.random.default_rng(seed)
+    return tuple(rng.standard_normal(shape) for shape in shapes)
+
+
 def random_qkv(
     seed: int,
     *,
@@ -38,11 +45,13 @@ def random_qkv(
 
     Logits have standard deviation `peak`.
     """
-    rng = np.random.default_rng(seed)
-    q = rng.standard_normal((n_heads, n_tokens, head_dim)) * peak**0.5
-    k = rng.standard_normal((n_kv_heads, n_tokens, head_dim)) * peak**0.5
-    v = rng.standard_normal((n_kv_heads, n_tokens, value_dim or head_dim))
-    return q, k, v
+    q, k, v = _normal(
+        seed,
+        (n_heads, n_tokens, head_dim),
+        (n_kv_heads, n_tokens, head_dim),
+        (n_kv_heads, n_tokens, value_dim or head_dim),
+    )
+    return q * peak**0.5, k * peak**0.5, v.copy()
 
 
 def separated_qkv(
