@@ -10,6 +10,7 @@ from gguf import GGUFWriter
 from numpy.typing import NDArray
 
 from tools.tiny_models.model import DELTA_NET_PERIOD, TinyModel
+from tools.tiny_models.normal_numbers import NormalNumbers
 
 Tensors = dict[str, NDArray[np.float32]]
 AddLayer = Callable[[Tensors, Callable[..., None], TinyModel, int], None]
@@ -22,7 +23,7 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_uint32(key, model.n_drafting_layers)
 
 
-def drafting_tensors(rng: np.random.Generator, model: TinyModel, add_layer: AddLayer) -> Tensors:
+def drafting_tensors(rng: NormalNumbers, model: TinyModel, add_layer: AddLayer) -> Tensors:
     """Each layer has attention, and what joins its two inputs."""
     tensors: Tensors = {}
     source, width = DELTA_NET_PERIOD - 1, model.model_dim

@@ -11,6 +11,7 @@ from tools.tiny_models import experts, gemma3n, gemma4, latent, recurrent
 from tools.tiny_models.drafting import drafting_tensors
 from tools.tiny_models.fused import fuse_rows
 from tools.tiny_models.model import TinyModel
+from tools.tiny_models.normal_numbers import NormalNumbers
 from tools.tiny_models.rope import LLAMA3_FACTOR, LONGROPE_FACTORS, llama3_factors
 
 # Logits of attention get about this standard deviation: peaked, yet many keys count.
@@ -21,7 +22,7 @@ Tensors = dict[str, NDArray[np.float32]]
 
 def random_tensors(model: TinyModel) -> Tensors:
     """All tensors by GGUF name, as float32 [rows, cols] or [n]."""
-    rng = np.random.default_rng(model.seed)
+    rng = NormalNumbers(model.seed)
     tensors: Tensors = {}
 
     def normal(name: str, *shape: int, std: float, mean: float = 0.0) -> None:
