@@ -638,6 +638,18 @@ class Sequence(_Prompt):
         what attention gave [n, q_dim]. ``hidden`` [n, model_dim] stands beside the tokens, for a
         layer that guesses tokens ahead alone; so in ``decode`` and ``decode_batch``.
         """
+    def embed(
+        self,
+        tokens: NDArray[np.int32],
+        *,
+        is_last: bool,
+        n_rows: int,
+        on_layer: Callable[[int, int], None] | None = None,
+    ) -> NDArray[np.float32]:
+        """As ``prefill``; what logits of the last ``n_rows`` tokens would be made of, and no logits.
+
+        [n_rows, model_dim], normed. ValueError for more than there are tokens.
+        """
     keeps_hidden: bool
     """Whether calls leave ``hidden``: then a prompt's last layer is computed for all tokens."""
     @property

@@ -140,6 +140,7 @@ void add_hidden(DecoderSequence& self, const HiddenArray& hidden, Step* step) {
   if (!self.keeps_hidden) return;
   py::array_t<float> rows({n, dim});
   step->hidden_out = rows.mutable_data();
+  step->n_hidden = n;
   self.hidden = rows;
 }
 
@@ -159,6 +160,21 @@ py::object prefill(DecoderSequence& self, const TokenArray& tokens, bool is_last
   run_steps(*self.owner, {&step, 1}, observer, &self.last_call_allocations);
   if (is_last && stays_open) self.prompt_logits = result;
   return result;
+}
+
+// Hidden rows [n_rows][model_dim] of the last tokens of a prefill call, which computes no logits.
+py::array_t<float> embed(DecoderSequence& self, const TokenArray& tokens, bool is_last, size_t n_rows,
+                         const py::object& on_layer) {
+  const Observer observer = make_observer(on_layer, py::none());
+  self.forget_prompt();
+  Step step{&self.sequence, view_tokens(tokens), prompt_end(is_last, false), false, nullptr};
+  const size_t n = step.tokens.size;
+  EH2O_CHECK(n_rows <= n, "a call of ", n, " tokens has no ", n_rows, " rows");
+  py::array_t<float> rows({n_rows, self.decoder().config().model_dim});
+  step.hidden_out = rows.mutable_data();
+  step.n_hidden = n_rows;
+  run_steps(*self.owner, {&step, 1}, observer, &self.last_call_allocations);
+  return rows;
 }
 
 py::array_t<float> decode(DecoderSequence& self, int32_t token, const HiddenArray& hidden) {
@@ -305,6 +321,8 @@ void bind_sequence(py::module_& module) {
       .def_readwrite("keeps_hidden", &DecoderSequence::keeps_hidden)
       .def_readonly("hidden", &DecoderSequence::hidden)
       .def("row_logits", &row_logits, py::arg("first"), py::arg("n_rows"))
+      .def("embed", &embed, py::arg("tokens"), py::kw_only(), py::arg("is_last"), py::arg("n_rows"),
+           py::arg("on_layer") = py::none())
       .def("decode", &decode, py::arg("token"), py::arg("hidden") = py::none())
       .def("decode_batch", &decode_batch, py::arg("tokens"), py::arg("hidden") = py::none())
       .def(

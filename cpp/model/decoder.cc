@@ -50,8 +50,10 @@ void Decoder::forward(Span<const Step> steps, Workspace& workspace, const Observ
   }
   size_t begin_row = 0;
   for (const Step& step : steps) {
-    if (step.hidden_out) write_hidden(workspace, begin_row, step.tokens.size, step.hidden_out);
     begin_row += step.tokens.size;
+    if (step.n_hidden > 0) {
+      write_hidden(workspace, begin_row - step.n_hidden, step.n_hidden, step.adapters(), step.hidden_out);
+    }
   }
   if (is_joint) compute_logits(workspace, 0, n_rows, joint, steps[0].logits);
   size_t end_row = 0;
@@ -66,7 +68,7 @@ void Decoder::forward(Span<const Step> steps, Workspace& workspace, const Observ
       sequence.end_call();
       continue;
     }
-    if (step.end != PromptEnd::kLater) {
+    if (step.end != PromptEnd::kLater && step.logits) {
       compute_logits(workspace, end_row - 1, 1, step.adapters(), step.logits);
     }
     sequence.append_tokens(step.tokens);
@@ -323,23 +325,30 @@ void Decoder::compute_logits(Workspace& workspace, size_t first, size_t n_rows, 
   const PackedMatrix& head = weights_.output();
   Activations& a = workspace.activations();
   const size_t dim = config_.model_dim, n_outputs = config_.n_outputs();
-  if (config_.has_streams) merge_streams(weights_, a, first, n_rows, adapters);
-  const MatView<float> norm{a.norm, n_rows, dim, dim};
   const MatmulInput normed =
-      norm_rows(table, {a.x + first * dim, n_rows, dim, dim},
-                row_norm(config_, weights_.output_norm(), weights_.output_norm_bias()),
-                {norm, packed_for(table, a.packed, {&head}, adapters.any())}, a.scratch);
+      norm_outputs(workspace, first, adapters,
+                   {{a.norm, n_rows, dim, dim}, packed_for(table, a.packed, {&head}, adapters.any())});
   const MatmulOutput logits{&head, weights_.output_bias(), out, n_outputs, false};
   matmul(table, normed, {&logits, 1}, {a.scratch, adapters});
   scale_logits(table, {out, n_rows, n_outputs, n_outputs}, config_.logit_scale, config_.logit_soft_cap);
 }
 
-void Decoder::write_hidden(Workspace& workspace, size_t first, size_t n_rows, float* out) const {
+void Decoder::write_hidden(Workspace& workspace, size_t first, size_t n_rows, const AdapterScales& adapters,
+                           float* out) const {
+  const size_t dim = config_.model_dim, rows_at_once = workspace.activations().rows_at_once;
+  for (size_t begin = 0; begin < n_rows; begin += rows_at_once) {
+    const size_t n = std::min(rows_at_once, n_rows - begin);
+    norm_outputs(workspace, first + begin, adapters, {{out + begin * dim, n, dim, dim}, {}});
+  }
+}
+
+MatmulInput Decoder::norm_outputs(Workspace& workspace, size_t first, const AdapterScales& adapters,
+                                  const ActivationsOut& out) const {
   Activations& a = workspace.activations();
-  const size_t dim = config_.model_dim;
-  norm_rows(weights_.table(), {a.x + first * dim, n_rows, dim, dim},
-            row_norm(config_, weights_.output_norm(), weights_.output_norm_bias()),
-            {{out, n_rows, dim, dim}, {}}, a.scratch);
+  const size_t dim = config_.model_dim, n_rows = out.rows.rows;
+  if (config_.has_streams) merge_streams(weights_, a, first, n_rows, adapters);
+  return norm_rows(weights_.table(), {a.x + first * dim, n_rows, dim, dim},
+                   row_norm(config_, weights_.output_norm(), weights_.output_norm_bias()), out, a.scratch);
 }
 
 }  // namespace edgeh2o

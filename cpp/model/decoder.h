@@ -59,8 +59,13 @@ class Decoder {
   void compute_logits(Workspace& workspace, size_t first, size_t n_rows, const AdapterScales& adapters,
                       float* out) const;
 
-  // The rows that logits are made of: [n_rows][model_dim].
-  void write_hidden(Workspace& workspace, size_t first, size_t n_rows, float* out) const;
+  // The rows that logits are made of: [n_rows][model_dim]; any number of them.
+  void write_hidden(Workspace& workspace, size_t first, size_t n_rows, const AdapterScales& adapters,
+                    float* out) const;
+
+  // The same of rows from `first` on, at most rows_at_once, as many as `out` has.
+  MatmulInput norm_outputs(Workspace& workspace, size_t first, const AdapterScales& adapters,
+                           const ActivationsOut& out) const;
 
   DecoderConfig config_;
   std::shared_ptr<const Decoder> main_;

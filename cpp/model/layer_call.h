@@ -1,6 +1,7 @@
 // The work of one layer for the rows of one sequence.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 
 #include "base/mat_view.h"
@@ -19,14 +20,14 @@ struct Step {
   PromptEnd end;  // of a prefill
   // A generated token, which reads what the policy says; those after it stay ahead of the sequence.
   bool is_decode;
-  float* logits;  // [n_outputs] after the last token, unless end is kLater; in decode [n][n_outputs] of all
+  // [n_outputs] after the last token, unless end is kLater; null: not wanted. In decode [n][n_outputs] of
+  // all.
+  float* logits;
   const float* hidden = nullptr;  // [n][model_dim] beside the tokens, of a decoder that reads_hidden
-  float* hidden_out = nullptr;    // [n][model_dim] what logits are made of, of all tokens; null: not wanted
+  float* hidden_out = nullptr;    // [n_hidden][model_dim] what logits are made of
+  size_t n_hidden = 0;            // of the last tokens; 0: not wanted
 
   AdapterScales adapters() const { return {sequence->shape().scales()}; }
-
-  // A prefill call whose rows are wanted beside its answer, which stays what it is without.
-  bool wants_rows() const { return hidden_out != nullptr && !is_decode; }
 };
 
 // One layer's attention of a prefill call: what it read and what came out, before the output projection.
@@ -83,9 +84,10 @@ struct LayerCall {
   }
 
   // The outputs of a layer that none after it makes keys and values of are read by no one but for the
-  // prompt's last token, unless the sequence or the step wants all rows: rows before first_output_row are
-  // left as they are. The answer is made of those from first_answer_row on.
-  size_t first_output_row() const { return step.wants_rows() ? 0 : first_answer_row(); }
+  // prompt's last token, unless the sequence wants all rows or the step some: rows before first_output_row
+  // are left as they are. The answer is made of those from first_answer_row on, and stays what it is without
+  // others.
+  size_t first_output_row() const { return std::min(first_answer_row(), step.tokens.size - step.n_hidden); }
   size_t first_answer_row() const {
     const size_t n = step.tokens.size;
     if (step.is_decode || spec().ffn == FfnKind::kShifted) return 0;  // later tokens look back

@@ -305,6 +305,24 @@ class HiddenRunner(BatchRunner, Protocol):
     ) -> NDArray[np.float32]: ...
 
 
+class EmbeddingRunner(Runner, Protocol):
+    """A runner that reads prompts for what their logits would be made of."""
+
+    def embed(
+        self,
+        tokens: NDArray[np.int32],
+        *,
+        is_last: bool,
+        n_rows: int,
+        on_layer: OnLayer | None = None,
+    ) -> NDArray[np.float32]:
+        """As ``prefill``; the hidden rows [n_rows, model_dim] of the last tokens, and no logits.
+
+        A last layer whose rule ends dense reads densely for all of them. ValueError for more rows
+        than tokens.
+        """
+
+
 class EvictingRunner(Runner, Protocol):
     """A runner whose cache can drop tokens, of every KV head others, and go on.
 

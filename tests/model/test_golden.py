@@ -12,33 +12,11 @@ from edgeh2o import _core
 from edgeh2o.models import registered_architectures
 from edgeh2o.runners.native import NativeModelFile
 from tests.model.golden_cases import CASES, CONTEXT, options_of
+from tests.model.goldens import FOLDER, log_softmax, tolerance_of
 from tests.tiny_models import TinyModelFactory
 from tools.tiny_models.model import TinyModel
 
-FOLDER = Path(__file__).parent.parent / "golden"
-# llama.cpp saves log-probabilities in steps of 16 / 65,535 nats at most.
-TOLERANCE = 2e-4
 MAX_KL = 1e-5  # nats
-# Its GELU goes through a table of half-precision numbers.
-TABLE_TOLERANCE = 4e-3
-WITH_GELU = (
-    *("starcoder2", "phi2", "phi2_fused", "gptneox", "gptneox_sequential"),
-    *("falcon", "falcon_two_norms", "codeshell", "codeshell_fused", "gpt2", "starcoder"),
-    *("spark2_5", "spark2_5_fused"),
-)
-
-
-def tolerance_of(case: str) -> float:
-    # Of a layer; errors of the 25 layers of gemma3n add up.
-    n_gelus = {"gemma3n": 6, "gemma3n_wide": 2, "gemma4": 2, "spark2_5": 2}.get(case, 1)
-    has_table = case in WITH_GELU or case.startswith("gemma")
-    return n_gelus * TABLE_TOLERANCE if has_table else TOLERANCE
-
-
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    exact = logits.astype(np.float64)
-    exact -= exact.max(axis=-1, keepdims=True)
-    return exact - np.log(np.exp(exact).sum(axis=-1, keepdims=True))
 
 
 def make_session(path: Path, chunk_size: int) -> _core.Sequence:

@@ -228,13 +228,15 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
     }
     if (first == n) return;
     // Rows that no answer is made of, in the kernels of prompts; those that it is made of as without them.
-    if (first < first_answer) {
+    // With an indexer each reads what it has chosen.
+    const size_t first_alone = spec.heads.index.is_none() ? first_answer : first;
+    if (first < first_alone) {
       sequence.attend_aside(call.layer, queries, spec.window, step.end, scratch, n_threads, attended);
     }
-    const size_t count = n - first_answer;
+    const size_t count = n - first_alone;
     if (count > 0) {
-      attend_rows(call, qkv.rows_from(first_answer, count), first_answer,
-                  attended.rows_from(first_answer, count));
+      attend_rows(call, qkv.rows_from(first_alone, count), first_alone,
+                  attended.rows_from(first_alone, count));
     }
   } else if (!spec.heads.index.is_none()) {
     const ChosenPositions chosen = choose_positions(call, qkv.index, 0);
