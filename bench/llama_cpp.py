@@ -38,6 +38,7 @@ ISA_OF_BACKEND = {
     "armv8.6_1": "neon_i8mm",
     "armv8.6_2": "neon_i8mm",
 }
+MOST_TRIES = 30
 _VERSION_LINE = re.compile(r"^version: (.+)$", re.MULTILINE)
 _BACKEND_LINE = re.compile(r"libggml-cpu-([\w.]+?)\.(?:so|dylib|dll)")
 
@@ -90,6 +91,28 @@ class LlamaCpp:
                 ["-m", str(model), "-f", str(prompt), "--no-escape", "--ids", *options],
             )
         return parse_token_ids(result.stdout)
+
+    def embed(
+        self, model: Path, text: str, *, pooling: str | None = None, power: int = -1
+    ) -> list[list[float]]:
+        """Vectors of a text of one line, with 7 digits behind the point: one, or one per token.
+
+        ``pooling`` None: as the file says. ``power`` is that of the norm, -1 none.
+        """
+        n_tokens = len(self.tokenize(model, text)) + 1  # perhaps that which ends a text
+        size = str(max(512, n_tokens))  # no less than the sequences that it has room for
+        with _prompt_file(text) as prompt:
+            arguments = [
+                *("-m", str(model), "-f", str(prompt), "-c", size, "-b", size, "-ub", size),
+                *("-t", str(self.threads), "--no-warmup", "-ctk", "f32", "-ctv", "f32"),
+                *("-fa", "off", "--embd-output-format", "raw", "--embd-normalize", str(power)),
+                *([] if pooling is None else ["--pooling", pooling]),
+            ]
+            for _ in range(MOST_TRIES):
+                printed = self._run("llama-embedding", arguments).stdout
+                if printed.endswith("\n\n"):  # it does not wait for its log, and may lose the end
+                    return parse_vectors(printed)
+        raise LlamaCppError(f"llama-embedding never printed all vectors\n{_tail(printed)}")
 
     def generate_greedily(
         self,
@@ -250,6 +273,19 @@ def parse_token_ids(stdout: str) -> list[int]:
         if line.startswith("[") and line.endswith("]"):
             return [int(field) for field in line[1:-1].split(",") if field.strip()]
     raise LlamaCppError(f"llama-tokenize printed no list of ids\n{_tail(stdout)}")
+
+
+def parse_vectors(stdout: str) -> list[list[float]]:
+    """The lines of numbers of ``llama-embedding --embd-output-format raw``."""
+    rows = []
+    for line in filter(None, map(str.strip, stdout.splitlines())):
+        try:
+            rows.append([float(field) for field in line.split()])
+        except ValueError:
+            continue
+    if not rows or len({len(row) for row in rows}) > 1:
+        raise LlamaCppError(f"llama-embedding printed no vectors\n{_tail(stdout)}")
+    return rows
 
 
 def parse_bench(stdout: str) -> float:

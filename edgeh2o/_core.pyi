@@ -646,9 +646,9 @@ class Sequence(_Prompt):
         n_rows: int,
         on_layer: Callable[[int, int], None] | None = None,
     ) -> NDArray[np.float32]:
-        """As ``prefill``; what logits of the last ``n_rows`` tokens would be made of, and no logits.
+        """As ``prefill``, without logits: what those of the last tokens would be made of.
 
-        [n_rows, model_dim], normed. ValueError for more than there are tokens.
+        [n_rows, model_dim], normed. ValueError for more rows than tokens.
         """
     keeps_hidden: bool
     """Whether calls leave ``hidden``: then a prompt's last layer is computed for all tokens."""

@@ -6,19 +6,25 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from .attention.base import SparseAttentionConfig
 from .attention.registry import make_sparse_attention
 from .config import PACKED_OFF, PrefillConfig, RuntimeConfig
+from .engine.embedding import EUCLIDEAN, POOLINGS, choose_pooling, is_several, normalise
 from .engine.open_model import OpenModel
 from .engine.opening import load_session
 from .errors import UsageError
 from .lora_config import LoraLike, make_adapters
+from .option_fields import require_flag
 from .rope_config import ROPE_OF_FILE, RopeConfig
 from .sampling_config import SamplingParams
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from .engine.access import GenerationStream
     from .engine.prompt import TokenIds
     from .engine.results import GenerationResult
@@ -168,6 +174,46 @@ class LLM(OpenModel):
         opening = partial(self._session.prompts.open_chat, messages)
         options = {"logprobs": logprobs, "keep_cache": keep_cache, "lora": lora}
         return self._session.stream(opening, sampling, **options)
+
+    def embed(
+        self,
+        texts: str | TokenIds | Sequence[str | TokenIds],
+        pooling: str | None = None,
+        normalize: bool = True,
+        *,
+        parse_special: bool = True,
+        lora: Mapping[int, float] | None = None,
+    ) -> NDArray[np.float32]:
+        """The vector of a text or of token ids, float32 [model_dim]; of k of them [k, model_dim].
+
+        It is made of what the logits of tokens are made of, the normed rows behind the last layer,
+        by ``pooling``: "mean" of all, "last", "cls" (the first), or "none": a row for every token,
+        [n, model_dim], of one text. None: as the model's file says. With ``normalize`` rows have a
+        Euclidean length of 1. Prompts are read by the rules of those that are answered: sparse
+        where that is faster, and the first long one of an unknown model makes a profile; only the
+        last layer reads densely for rows that are not the last. ``DenseConfig()`` as ``attention``
+        reads all of it densely. What came before is forgotten, and a stream ends. ``lora`` as in
+        ``generate``.
+
+        Raises UsageError for an empty or too long text, for no texts, for an unknown pooling, for
+        a model on a GPU or of ONNX, and for several texts without pooling; BusyError as ``stream``,
+        ResourceError if memory lacks.
+        """
+        require_flag("normalize", normalize)
+        several = is_several(texts)
+        given = cast("Sequence[str | TokenIds]", texts if several else [texts])
+        if isinstance(texts, (list, tuple)) and not texts:
+            raise UsageError("there is nothing to embed: give a text, token ids, or a list of such")
+        if several and choose_pooling(self.config, pooling) == "none":
+            raise UsageError(
+                "pooling 'none' gives a row for every token, of one text at a time; take another "
+                f"pooling ({', '.join(POOLINGS[1:])}), or call embed() for each text"
+            )
+        open_prompt = partial(self._session.prompts.open, parse_special=parse_special)
+        openings = [partial(open_prompt, each) for each in given]
+        vectors = self._session.embed(openings, pooling, lora=lora)
+        found = np.stack(vectors) if several else vectors[0]
+        return normalise(found, EUCLIDEAN) if normalize else found
 
     @property
     def chat_template(self) -> ChatTemplate:

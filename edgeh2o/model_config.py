@@ -265,6 +265,8 @@ class DecoderConfig(ModelConfig):
     ``norms_passes`` the residual stream is normed between them, as logits are made of it. With
     ``has_two_states`` each of two stacks has a state: the sum of both goes into a pass, and what
     comes out, normed so, is the new state of its stack; the second's first is the embedding.
+    ``pooling`` is what the file says of how vectors of texts are made of hidden rows, by its name
+    in llama.cpp, "" for a number without one.
     """
 
     layers: tuple[LayerConfig, ...]
@@ -335,6 +337,7 @@ class DecoderConfig(ModelConfig):
     passes: tuple[int, ...] = ()
     norms_passes: bool = False
     has_two_states: bool = False
+    pooling: str = "none"
 
     @property
     def own_layers(self) -> tuple[LayerConfig, ...]:

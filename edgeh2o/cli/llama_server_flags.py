@@ -78,10 +78,15 @@ SERVER_FLAGS = {
             Flag("the prompt that has most in common is taken", "value", idle=None),
         ),
         (
-            "--embedding --embeddings --rerank --reranking",
-            Flag("models write texts alone; leave it out, or use another server for vectors"),
+            "--embedding --embeddings",
+            Flag("'edgeh2o serve' always has /v1/embeddings, 'edgeh2o embed' prints", idle=None),
         ),
-        ("--pooling --embd-normalize", Flag("models write texts alone", "value", idle=None)),
+        (
+            "--pooling --embd-normalize",
+            Flag("vectors are made by 'edgeh2o embed' and 'edgeh2o serve'", "value", idle=None),
+        ),
+        ("--rerank --reranking", Flag("documents are not ranked; leave it out")),
+        ("--cls-separator", Flag("documents are not ranked", "value", idle=None)),
         (
             "--ssl-key-file --ssl-cert-file",
             Flag("there is no TLS; put a proxy such as Caddy before the server", "value"),

@@ -20,7 +20,7 @@ from .report import NAMES_OF_FILES, printable
 
 # In the order of the help; each is a module, imported where it is needed.
 _GROUPS = {
-    "answers": ("run", "chat", "serve", "batch"),
+    "answers": ("run", "chat", "serve", "batch", "embed"),
     "models": ("pull", "inspect", "calibrate", "quantize", "export-onnx"),
     "speed and quality": (
         *("bench", "perplexity", "evaluate", "needle", "agreement", "ablate", "heatmap"),

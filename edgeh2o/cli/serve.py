@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ..errors import EdgeH2OError, UsageError
 from ..sampling_config import SamplingParams
 from .chat_options import add_template_options, read_template
+from .embed import add_vector_options
 from .model_options import (
     ModelOptions,
     add_draft_option,
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
 HELP = "answer requests over HTTP (interfaces of OpenAI and Anthropic)"
 DESCRIPTION = (
     "Serve a model over HTTP in the forms of OpenAI's interfaces and Anthropic's: "
-    "/v1/chat/completions, /v1/responses, /v1/messages, /v1/completions, /v1/models, /health, "
-    "/metrics. Needs edgeh2o[serve]."
+    "/v1/chat/completions, /v1/responses, /v1/messages, /v1/completions, /v1/embeddings, "
+    "/v1/models, /health, /metrics. Needs edgeh2o[serve]."
 )
 EXAMPLES = """\
   edgeh2o serve model.gguf
@@ -135,6 +136,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: nowhere)",
     )
     add_template_options(parser.add_argument_group("chat"))
+    add_vector_options(parser.add_argument_group("vectors"))
     add_sampling_defaults(parser, has_draft=True)
     add_draft_option(parser)
     add_model_options(parser)
@@ -163,6 +165,10 @@ def execute(args: argparse.Namespace) -> int:
 
 def _check_numbers(args: argparse.Namespace) -> None:
     """Raises UsageError for those out of range."""
+    from ..engine.embedding import require_known, require_power
+
+    require_known(args.pooling)
+    require_power(args.embd_normalize)
     for flag, value, least in (
         ("--parallel", args.parallel, 1),
         ("--max-queue", args.max_queue, 0),
@@ -205,6 +211,8 @@ def _make_settings(
         max_queue=args.max_queue,
         timeout_s=args.timeout,
         sampling=sampling,
+        pooling=args.pooling,
+        vector_power=args.embd_normalize,
     )
 
 

@@ -10,14 +10,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._core import release_threads
 from ..attention.kept_profiles import keep_profile, merge_profiles
 from ..errors import UsageError
 from ..lora_config import make_scales
 from ..option_fields import require_flag
-from ..runners.base import Runner, RunnerState, n_evicted
+from ..runners.base import Runner, RunnerState, n_evicted, plan_calls
 from ..sampling_config import EVICT_WHEN_FULL, SamplingParams
 from .access import ExclusiveAccess, GenerationStream
 from .context_size import choose_context
+from .embedding import (
+    choose_pooling,
+    count_read,
+    embed_prompt,
+    longest_first,
+    reporting,
+    require_rows,
+)
 from .full_context import require_whole
 from .generate import Generation
 from .learning import Learner, describe_knowledge, describe_newer, may_learn, measure_profile
@@ -106,6 +115,45 @@ class Session:
             for _ in generation:
                 self._current.require(generation)
             return generation.result()
+
+    def embed(
+        self,
+        openings: Sequence[Callable[[], Prompt]],
+        pooling: str | None,
+        *,
+        lora: Mapping[int, float] | None = None,
+    ) -> list[NDArray[np.float32]]:
+        """Vectors [model_dim] of prompts, of pooling "none" matrices [n, model_dim].
+
+        What the cache holds is forgotten. Raises as ``choose_pooling``, ``embed_prompt`` and
+        ``_begin`` do.
+        """
+        with self.access.call():
+            own = self._scales
+            self.cache.use_adapters(own if lora is None else make_scales(lora, len(own)))
+            pooling = choose_pooling(self.plan.config, pooling)
+            prompts = [opening().encode() for opening in openings]
+            prompts = [ids[: count_read(len(ids), pooling)] for ids in prompts]
+            vectors: dict[int, NDArray[np.float32]] = {}
+            for i in longest_first(list(map(len, prompts))):
+                vectors[i] = self._embed(prompts[i], pooling)
+            return [vectors[i] for i in range(len(prompts))]
+
+    def _embed(self, token_ids: NDArray[np.int32], pooling: str) -> NDArray[np.float32]:
+        """Of one prompt, which is read by the rules of those that are answered."""
+        n_tokens, report = len(token_ids), self._on_progress
+        choose_context(self.plan, n_tokens, 0)  # no profile is made of one that is too long
+        if (table := measure_profile(self.plan, self.model, token_ids)) is not None:
+            self.cache.learn(keep_profile(table))
+        runner = require_rows(self.prepare(n_tokens, 0))
+        self.cache.is_open = False
+        try:
+            calls = plan_calls(0, n_tokens, runner)
+            embed = runner.embed if report is None else reporting(runner, n_tokens, report)
+            return embed_prompt(embed, token_ids, pooling, calls)
+        finally:
+            runner.reset()
+            release_threads()
 
     def _begin(
         self,

@@ -301,8 +301,9 @@ def _read_layers(
 def _refuse_encoders(keys: ArchitectureKeys) -> None:
     if not keys.metadata.get_bool(keys.full("attention.causal"), default=True):
         raise FormatError(
-            f"{keys.quoted('attention.causal')} is false: this is an encoder, "
-            "which cannot generate text; use a decoder model"
+            f"{keys.quoted('attention.causal')} is false: this is an encoder, whose tokens read "
+            "those behind them too; use a decoder model, for vectors of texts such as "
+            "Qwen3-Embedding"
         )
 
 

@@ -51,6 +51,8 @@ from .tensors import TensorBinding
 _IMATRIX = "imatrix"
 OUTPUT_TENSOR, OUTPUT_BIAS = "output.weight", "output.bias"
 QK_NORM_TENSOR = "blk.0.attn_q_norm.weight"
+# As llama.cpp numbers them.
+_POOLINGS = {0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"}
 FUSED_TENSOR, FUSED_BIAS = "blk.0.attn_qkv.weight", "blk.0.attn_qkv.bias"
 
 
@@ -219,8 +221,15 @@ def _make_config(
         passes=shape.passes,
         norms_passes=shape.norms_passes,
         has_two_states=shape.has_two_states,
+        pooling=_read_pooling(gguf.metadata, spec),
         **_read_frequencies(gguf, spec, shape),
     )
+
+
+def _read_pooling(metadata: Metadata, spec: ArchitectureSpec) -> str:
+    """What is not known is refused where vectors are asked for: texts are written all the same."""
+    kind = metadata.get(f"{spec.name}.pooling_type", 0)
+    return _POOLINGS.get(kind, "") if type(kind) is int else ""
 
 
 def _has_joint_bias(gguf: ModelTensors, spec: ArchitectureSpec) -> bool:

@@ -204,7 +204,8 @@ _OTHERS = {
         (
             "bert modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 "
             "eurobert gemma-embedding llama-embed t5encoder",
-            "it makes vectors of texts and writes none; give a model that writes",
+            "its tokens read those behind them too (attention that is not causal); for vectors of "
+            "texts give a causal model, such as Qwen3-Embedding",
         ),
     )
     for name in names.split()

@@ -23,6 +23,7 @@ from .anthropic_format import MessagesFormat
 from .anthropic_request import read_messages_request
 from .api_error import ANTHROPIC_PATH, ApiError
 from .descriptions import Descriptions, Handler
+from .embeddings import Embeddings
 from .event_flow import (
     collect,
     end_work,
@@ -67,11 +68,9 @@ if TYPE_CHECKING:
     from .fields import Fields
 
 DRAIN_S = 20.0
-_NO_VECTORS = "this server runs models that generate text; use another one for embeddings"
-_NO_RANKS = "this server runs models that generate text; use another one to rank documents"
+_NO_RANKS = "documents are not ranked; use another server for it, or compare their embeddings"
 _NO_SOUND = "this server reads text only"
 _NOT_SERVED = {
-    **dict.fromkeys(("/v1/embeddings", "/embeddings", "/embedding"), _NO_VECTORS),
     **dict.fromkeys(("/v1/rerank", "/rerank", "/v1/reranking", "/reranking"), _NO_RANKS),
     **dict.fromkeys(("/v1/audio/transcriptions", "/audio/transcriptions"), _NO_SOUND),
     "/v1/images/generations": "this server writes text only",
@@ -98,6 +97,7 @@ class _Server:
         self._admission = Admission(
             engine, self._metrics, parallel=settings.parallel, max_queue=settings.max_queue
         )
+        vectors = Embeddings(engine, settings, self._admission, self._metrics)
         get, post = ["GET"], ["POST"]
         routes = [Route("/", self._guard(page_response), methods=get)]
         for handler, paths in (
@@ -108,6 +108,8 @@ class _Server:
             (self._infill, ("/infill",)),
             (self._apply_template, ("/apply-template",)),
             (self._respond_to_items, ("/v1/responses", "/responses")),
+            (vectors.answer_openai, ("/v1/embeddings",)),
+            (vectors.answer, ("/embeddings", "/embedding")),
             (self._message, (ANTHROPIC_PATH,)),
             (self._count_tokens, (f"{ANTHROPIC_PATH}/count_tokens",)),
             (self._count_of_chat, tuple(f"{p}/chat/completions/input_tokens" for p in _PREFIXES)),

@@ -93,6 +93,11 @@ class Metrics:
         if stats.decode_tps is not None:
             self._decode.observe(stats.decode_tps)
 
+    def count_read(self, n_tokens: int) -> None:
+        """Adds a request for vectors of texts of so many tokens."""
+        self.requests.labels("answered").inc()
+        self._prompt.inc(n_tokens)
+
     def render(self) -> bytes:
         """All of it as text."""
         return generate_latest(self._registry)

@@ -24,32 +24,32 @@ _ID = re.compile(r"-?\d{1,20}", re.ASCII)
 _OBJECT_TEXT, _OBJECT_MEDIA = "prompt_string", "multimodal_data"
 
 
-def read_prompts(fields: Fields) -> list[TextPrompt]:
-    """The prompt, or the prompts, of a body. Raises ApiError.
+def read_prompts(fields: Fields, name: str = "prompt", most: int = MAX_PROMPTS) -> list[TextPrompt]:
+    """The prompt, or the prompts, of a body. Raises ApiError, also for more than ``most``.
 
     An array of texts or arrays has several, one of token ids is a prompt, and so is one of both.
     """
-    given = fields.raw("prompt")
+    given = fields.raw(name)
     is_several = isinstance(given, list) and not any(type(each) is int for each in given)
     if not is_several:
-        return [_read_prompt(fields, given)]
-    if len(given) > MAX_PROMPTS:
-        raise ApiError(f"'prompt' has more than {MAX_PROMPTS} prompts", param="prompt")
-    return [_read_prompt(fields, each) for each in given] or [_read_prompt(fields, given)]
+        return [_read_prompt(fields, name, given)]
+    if len(given) > most:
+        raise ApiError(f"'{name}' has more than {most} prompts", param=name)
+    return [_read_prompt(fields, name, each) for each in given or [given]]
 
 
-def _read_prompt(fields: Fields, prompt: Any) -> TextPrompt:
+def _read_prompt(fields: Fields, name: str, prompt: Any) -> TextPrompt:
     """That of the field, or one of several there."""
     if isinstance(prompt, dict):
         if prompt.get(_OBJECT_MEDIA):
-            raise ApiError(f"'{_OBJECT_MEDIA}': this model reads text only", param="prompt")
+            raise ApiError(f"'{_OBJECT_MEDIA}': this model reads text only", param=name)
         prompt = prompt.get(_OBJECT_TEXT)
     if isinstance(prompt, list) and all(type(part) in (int, str) for part in prompt):
         prompt = tuple(prompt)
     if not isinstance(prompt, (str, tuple)):
-        fields.refuse("prompt", "one text, or one array of token ids")
+        fields.refuse(name, "one text, or one array of token ids")
     if all(part == "" for part in prompt):
-        raise ApiError("'prompt' must not be empty", param="prompt")
+        raise ApiError(f"'{name}' must not be empty", param=name)
     return prompt
 
 

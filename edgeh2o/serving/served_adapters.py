@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ..errors import UsageError
 from ..lora_config import LoraAdapter, make_scales
 from .api_error import ApiError
 
-if TYPE_CHECKING:
-    from .requests import GenerationRequest
-
 _SUFFIXES = (".gguf", ".safetensors")
+
+
+class AsksForModel(Protocol):
+    """A request, by what it says of the model and of adapters."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def lora(self) -> Mapping[int, float]: ...
 
 
 class ServedAdapters:
@@ -47,11 +54,11 @@ class ServedAdapters:
         """
         self._scales = self._all_scales(given)
 
-    def name_of_answer(self, request: GenerationRequest, model: str) -> str:
+    def name_of_answer(self, request: AsksForModel, model: str) -> str:
         """Of what answers it: the model, or an adapter that is asked for as for a model."""
         return request.model if self._is_named_by(request) else model
 
-    def scales_of(self, request: GenerationRequest) -> tuple[float, ...]:
+    def scales_of(self, request: AsksForModel) -> tuple[float, ...]:
         """What each counts in a request: as it says, by an adapter's name that alone, or as set.
 
         Raises ApiError for numbers that no adapter has.
@@ -62,7 +69,7 @@ class ServedAdapters:
             return self._all_scales({self._numbers[request.model]: 1.0})
         return self._scales
 
-    def _is_named_by(self, request: GenerationRequest) -> bool:
+    def _is_named_by(self, request: AsksForModel) -> bool:
         return not request.lora and request.model in self._numbers
 
     def _all_scales(self, given: Mapping[int, float]) -> tuple[float, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..engine.embedding import EUCLIDEAN
 from ..sampling_config import SamplingParams
 
 
@@ -13,6 +14,9 @@ class ServerSettings:
 
     ``aliases`` are all names of the model, ``model_name`` among them, ``tags`` what else lists of
     models say of it. Any of ``api_keys`` lets a client in; without them all may.
+
+    ``pooling`` makes vectors of texts, None: as the model's file says; ``vector_power`` is the norm
+    by which they are divided where a request says nothing.
 
     ``allowed_hosts`` are the names by which browsers may call the server, None for any;
     ``cors_origins`` the pages of other origins that may.
@@ -29,3 +33,5 @@ class ServerSettings:
     max_queue: int = 32
     timeout_s: float = 0.0
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    pooling: str | None = None
+    vector_power: int = EUCLIDEAN

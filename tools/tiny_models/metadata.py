@@ -28,6 +28,10 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_block_count(model.n_layers + model.n_drafting_layers)
     drafting.add_metadata(writer, model)
     writer.add_context_length(model.context_length)
+    if model.pooling_type is not None:
+        writer.add_uint32(f"{model.architecture}.pooling_type", model.pooling_type)
+    if model.adds_eos:
+        writer.add_add_eos_token(True)
     writer.add_embedding_length(model.model_dim)
     if model.family.has_only_mamba:
         writer.add_feed_forward_length(0)

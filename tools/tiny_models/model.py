@@ -70,6 +70,8 @@ class TinyModel:
         token_input_dim: width of every layer's input per token, of gemma4 and gemma3n.
         n_cut_layers: first layers whose gates are cut off, of gemma3n; None for ten or all.
         rope_base_sliding: base of the layers with a window; None for no key.
+        pooling_type: how vectors of texts are made, as llama.cpp numbers it; None for no key.
+        adds_eos: every text ends with the token that ends one.
         tied: the token embedding is also the output matrix.
         biases: the seven matrices of a layer have biases.
         has_scales: these matrices have a factor each, of bitnet.
@@ -134,6 +136,8 @@ class TinyModel:
     has_matrices_per_head: bool = True
     vocab_size: int = 320
     context_length: int = 2048
+    pooling_type: int | None = None
+    adds_eos: bool = False
     norm_eps: float = 1e-5
     tied: bool = True
     biases: bool = False

@@ -1,0 +1,131 @@
+"""``edgeh2o embed``: the forms of llama-embedding, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgeh2o import LLM
+from edgeh2o.cli.embed import format_json, format_text
+from edgeh2o.cli.main import main
+from tests.tiny_models import TinyModelFactory
+
+TEXTS = ["the thing", "all that is", "anew"]
+# As llama-embedding prints these rows: by its source, and compared on SmolLM2.
+ROWS = np.array([[3.0, -4.0, 0.0, 0.5], [-3.0, 4.0, 1.25, 0.0]], np.float32)
+PLAIN = """
+embedding 0:  3.000000 -4.000000  0.000000  0.500000 
+embedding 1: -3.000000  4.000000  1.250000  0.000000 
+
+cosine similarity matrix:
+
+café a    lon 
+  1.00  -0.97 café au la
+ -0.97   1.00 lon
+"""
+JSON_PLUS = """{
+  "object": "list",
+  "data": [
+    {
+      "object": "embedding",
+      "index": 0,
+      "embedding": [3.0000000,-4.0000000,0.0000000,0.5000000]
+    },
+    {
+      "object": "embedding",
+      "index": 1,
+      "embedding": [-3.0000000,4.0000000,1.2500000,0.0000000]
+    }
+  ],
+  "cosineSimilarity": [
+    [  1.00,  -0.97 ],
+    [ -0.97,   1.00 ]
+  ]
+}"""
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: TinyModelFactory) -> Path:
+    return tiny_model(n_layers=2, context_length=128)
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["embed", *words, "--quiet"]) == 0
+    return capsys.readouterr().out
+
+
+def test_forms_are_those_of_llama_embedding() -> None:
+    assert format_text(ROWS, ["café au lait", "lon"], "mean", is_whole=False) == PLAIN
+    assert format_json(ROWS, "json+", "{:.7f}", n_texts=2) == JSON_PLUS
+    plain = format_json(ROWS, "json", "{:.7f}", n_texts=2)
+    assert json.loads(plain) == {
+        name: value for name, value in json.loads(JSON_PLUS).items() if name != "cosineSimilarity"
+    }
+    assert format_json(ROWS, "array", "{:.0f}", n_texts=2) == "[[3,-4,0,0],[-3,4,1,0]]"
+    wide = np.arange(20, dtype=np.float32)[None] * [[1.0], [100.0]]
+    one = format_text(wide[:1], ["a"], "last", is_whole=True)
+    assert one.split() == ["embedding", "0:", *map(str, range(20))]  # of one text all numbers
+    two = format_text(wide, ["a", "b"], "last", is_whole=True).splitlines()
+    assert [len(line.split()) for line in two[1:3]] == [18, 18]  # of several the first 16
+    rows = format_text(wide, ["a b"], "none", is_whole=True).splitlines()
+    assert rows[2] == "embedding 1:      0    100    200  ...   1700   1800   1900 "
+    assert len(rows) == 3  # tokens are not compared
+
+
+def test_texts_lie_between_separators(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    with LLM(model) as llm:
+        expected = llm.embed(TEXTS, "mean")
+    for separator, text in (("\n", "\n".join(TEXTS)), ("<#sep#>", "<#sep#>".join(TEXTS))):
+        flags = [] if separator == "\n" else ["--embd-separator", separator]
+        out = run(
+            capsys,
+            *(str(model), "-p", text, "--pooling", "mean", "--embd-output-format", "raw", *flags),
+        )
+        found = np.array([line.split() for line in out.splitlines()], float)
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_a_file_is_one_text_where_nothing_parts_it(
+    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("a\n\nb\n", "utf-8")
+    with LLM(model) as llm:
+        expected = llm.embed("a\n\nb", "last", normalize=False)
+    out = run(
+        capsys,
+        *(str(model), "-f", str(path), "--pooling", "last", "--embd-normalize", "-1"),
+        *("--embd-separator", "", "--embd-output-format", "json"),
+    )
+    (data,) = json.loads(out)["data"]
+    np.testing.assert_allclose(data["embedding"], expected, atol=1e-6)
+
+
+def test_without_pooling_every_token_has_a_row(
+    capsys: pytest.CaptureFixture[str], model: Path
+) -> None:
+    with LLM(model) as llm:
+        rows = np.concatenate([llm.embed(text, "none") for text in TEXTS])
+    words = [str(model), "-p", "\n".join(TEXTS), "--embd-output-format", "array"]
+    np.testing.assert_allclose(json.loads(run(capsys, *words)), rows, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-p", "a", "--pooling", "max"], "pooling 'max' is unknown"),
+        (["-p", "a", "--pooling", "rank"], "reranking models, which are not run"),
+        (["-p", "a", "--embd-normalize", "-2"], "must be an integer from -1 to 64"),
+        (["-p", "a\n\nb"], "text 2 of 3: the prompt is empty"),
+        (["-p", f"a\n{'the thing ' * 200}"], "text 2 of 2: the prompt has"),
+    ],
+)
+def test_bad_input_is_refused(
+    capsys: pytest.CaptureFixture[str], model: Path, words: list[str], message: str
+) -> None:
+    assert main(["embed", str(model), *words]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err and captured.err.count("\n") == 1 and not captured.out
