@@ -34,7 +34,7 @@ DESCRIPTION = (
 EXAMPLES = """\
   edgeh2o embed model.gguf -p "first text" --pooling last
   edgeh2o embed model.gguf -f texts.txt --pooling mean --embd-output-format json
-  edgeh2o embed model.gguf -f document.txt --embd-separator '<#sep#>' --pooling mean"""
+  edgeh2o embed model.gguf -f document.txt --embd-separator '' --pooling mean"""
 FORMATS = ("array", "json", "json+", "raw")
 # Numbers of a row that are shown: at both ends of one of many tokens, at the beginning of one of
 # several texts.

@@ -178,7 +178,7 @@ def test_errors_have_numbers_on_its_own_paths(start_server: StartServer) -> None
         ("/detokenize", {"tokens": "x"}, "invalid_request_error"),
         ("/apply-template", {}, "invalid_request_error"),
         ("/lora-adapters", [{"id": 5}], "invalid_request_error"),
-        ("/embedding", {"content": "x"}, "not_supported_error"),
+        ("/embedding", {"content": 5}, "invalid_request_error"),
         ("/rerank", {}, "not_supported_error"),
         ("/slots/0?action=erase", {}, "not_supported_error"),
         ("/infill", {}, "not_supported_error"),

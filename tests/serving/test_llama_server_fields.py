@@ -201,8 +201,7 @@ def test_prompts_are_counted_before_they_are_read(server: RunningServer) -> None
 
 def test_what_is_not_served_names_the_cure(server: RunningServer) -> None:
     for path, cure in (
-        *((path, "use another one for embeddings") for path in ("/embedding", "/v1/embeddings")),
-        *((path, "use another one to rank") for path in ("/rerank", "/v1/reranking")),
+        *((path, "compare their embeddings") for path in ("/rerank", "/v1/reranking")),
         ("/props", "start it with other flags"),
         ("/slots/0?action=save", "--slot-save-path"),
     ):
