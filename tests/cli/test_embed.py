@@ -10,7 +10,7 @@ import pytest
 
 from edgeh2o import LLM
 from edgeh2o.cli.embed import format_json, format_text
-from edgeh2o.cli.main import main
+from edgeh2o.cli.main import build_parser, main
 from tests.tiny_models import TinyModelFactory
 
 TEXTS = ["the thing", "all that is", "anew"]
@@ -129,3 +129,19 @@ def test_bad_input_is_refused(
     assert main(["embed", str(model), *words]) == 2
     captured = capsys.readouterr()
     assert message in captured.err and captured.err.count("\n") == 1 and not captured.out
+
+
+def test_serve_takes_the_flags_of_llama_server() -> None:
+    words = ["serve", "M", "--embeddings", "--pooling", "last", "--embd-normalize", "0"]
+    with pytest.warns(UserWarning, match="always has /v1/embeddings"):
+        args = build_parser().parse_args(words)
+    assert (args.pooling, args.embd_normalize) == ("last", 0)
+    with pytest.warns(UserWarning, match="made by 'edgeh2o embed' and 'edgeh2o serve'"):
+        build_parser().parse_args(["run", "M", "-p", "x", "--pooling", "mean"])
+
+
+def test_serve_refuses_an_unknown_pooling_before_it_loads(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["serve", "missing.gguf", "--pooling", "max"]) == 2
+    assert "pooling 'max' is unknown" in capsys.readouterr().err

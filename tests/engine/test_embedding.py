@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from edgeh2o import LLM, DenseConfig, H2OConfig, PrefillConfig, SamplingParams
-from edgeh2o.engine.embedding import POOLINGS, choose_pooling, normalise
+from edgeh2o.engine.embedding import POOLINGS, choose_pooling, normalise, require_rows
 from edgeh2o.errors import ContextLengthError, EdgeH2OError, FormatError, UsageError
+from edgeh2o.model_config import ModelConfig
 from tests.embedding_cases import CASES, FOLDER, TEXT, options_of
 from tests.embedding_cases import POOLINGS as RECORDED
+from tests.engine.fakes import ScriptedRunner
 from tests.joined_cases import for_each
 from tests.tiny_models import TinyModelFactory
 
@@ -182,6 +184,24 @@ def test_what_has_no_vector_is_refused(llm: LLM) -> None:
         with pytest.raises(ContextLengthError, match="the prompt has 600 tokens"):
             llm.embed(tokens_of(600), pooling)
     assert llm.embed("a", "mean").shape == (llm.config.model_dim,)
+
+
+def test_other_runners_have_no_vectors() -> None:
+    """Of ONNX models logits alone are known; a GPU's sequence gives no hidden rows."""
+    onnx = ModelConfig(
+        architecture="x",
+        n_layers=1,
+        n_heads=1,
+        n_kv_heads=1,
+        head_dim=8,
+        vocab_size=9,
+        context_length=64,
+        attention_scale=1.0,
+    )
+    with pytest.raises(UsageError, match="of an ONNX model only logits are known"):
+        choose_pooling(onnx, "mean")
+    with pytest.raises(UsageError, match="on the CPU"):
+        require_rows(ScriptedRunner.__new__(ScriptedRunner))
 
 
 def test_the_first_token_alone_is_read_where_nothing_else_counts(llm: LLM) -> None:
