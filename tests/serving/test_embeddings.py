@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -215,3 +216,17 @@ def test_what_does_not_fit_is_refused(serving_model: Path, monkeypatch: pytest.M
                 embed(engine, [tokens_of(8000, 1)], "mean", Ticket())
         assert len(engine.pool) == 0
         assert len(embed(engine, [tokens_of(5, 8)], "mean", Ticket())) == 1
+
+
+def test_a_request_ends_when_its_time_is_up_or_its_client_goes(start_server: StartServer) -> None:
+    """The place is free for others at once."""
+    server = start_server(*SMALL_CALLS, "--pooling", "mean", "--timeout", "2", "--parallel", "1")
+    texts = [tokens_of(8000, seed) for seed in range(24)]
+    late = post(server, "/v1/embeddings", input=texts)
+    assert late.status_code == 503 and "longer than 2 seconds" in late.text
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
+    body = json.dumps({"input": texts}).encode()
+    connection.request("POST", "/v1/embeddings", body, {"content-type": "application/json"})
+    connection.close()
+    assert post(server, "/v1/embeddings", input="a").status_code == 200
+    assert server.stop() == 0
