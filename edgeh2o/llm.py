@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
 from .attention.base import SparseAttentionConfig
 from .attention.registry import make_sparse_attention
 from .config import PACKED_OFF, PrefillConfig, RuntimeConfig
@@ -23,6 +21,7 @@ from .rope_config import ROPE_OF_FILE, RopeConfig
 from .sampling_config import SamplingParams
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from .engine.access import GenerationStream
@@ -199,6 +198,8 @@ class LLM(OpenModel):
         a model on a GPU or of ONNX, and for several texts without pooling; BusyError as ``stream``,
         ResourceError if memory lacks.
         """
+        import numpy as np
+
         require_flag("normalize", normalize)
         several = is_several(texts)
         given = cast("Sequence[str | TokenIds]", texts if several else [texts])

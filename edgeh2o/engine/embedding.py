@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
 from ..errors import EdgeH2OError, UsageError
 from ..model_config import DecoderConfig
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from ..model_config import ModelConfig
@@ -65,6 +64,8 @@ def require_power(power: int) -> int:
 
 def normalise(rows: NDArray[np.float32], power: int) -> NDArray[np.float32]:
     """Every row [..., dim] divided by its norm of that number; one of zeros stays."""
+    import numpy as np
+
     sizes = np.abs(rows.astype(np.float64))
     if power == NO_NORM:
         return rows
@@ -114,6 +115,8 @@ def embed_prompt(
 
     ``token_ids`` are the ``count_read`` first. Raises EdgeH2OError for what is not finite.
     """
+    import numpy as np
+
     end = len(token_ids)
     rows: list[NDArray[np.float32]] = []
     sums: list[NDArray[np.float64]] = []
@@ -136,11 +139,11 @@ def embed_prompt(
 
 def is_several(texts: Any) -> bool:
     """Whether these are texts, or lists of token ids, and not one of both."""
-    if isinstance(texts, np.ndarray):
-        return texts.ndim > 1
+    if hasattr(texts, "ndim"):  # an array
+        return bool(texts.ndim > 1)
     if not isinstance(texts, (list, tuple)):
         return False
-    return any(isinstance(each, (str, Sequence, np.ndarray)) for each in texts)
+    return any(isinstance(each, (str, Sequence)) or hasattr(each, "ndim") for each in texts)
 
 
 def longest_first(lengths: Sequence[int]) -> list[int]:
