@@ -16,6 +16,9 @@ from ..errors import FormatError, ResourceError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+# Of one call: macOS refuses 2 GiB and more, of which Linux reads a part.
+MAX_READ_BYTES = 2**30
+
 
 class OpenFile:
     """An open file, which closes its descriptor; usable as a context manager."""
@@ -87,9 +90,9 @@ def open_regular_file(path: Path, cure: str | None = None) -> int:
 def read_at(path: Path, descriptor: int, offset: int, n_bytes: int) -> bytes:
     """Bytes of an open file, all of them. Raises FormatError if it ends before, ResourceError."""
     pieces: list[bytes] = []
-    while n_bytes > 0:  # one call reads at most 2 GiB
+    while n_bytes > 0:
         try:
-            piece = os.pread(descriptor, n_bytes, offset)
+            piece = os.pread(descriptor, min(n_bytes, MAX_READ_BYTES), offset)
         except OSError as error:
             raise unreadable(path, error) from None
         if not piece:

@@ -13,7 +13,7 @@ from .. import isa
 from .._version import __version__
 from ..cuda.devices import examine_devices
 from ..errors import UsageError
-from . import cgroup, memory
+from . import cgroup, memory, sysctl
 from .threads import choose_threads
 
 # Those that the kernels use, as Linux spells them on x86-64 and on aarch64.
@@ -21,6 +21,21 @@ _FEATURES = (
     "avx avx2 fma f16c avx_vnni avx512f avx512bw avx512dq avx512vl avx512_vnni "
     "asimd asimddp asimdhp i8mm"
 )
+# macOS's names for those that it tells one by one.
+_MACOS_FEATURES = {
+    "avx": "hw.optional.avx1_0",
+    "avx2": "hw.optional.avx2_0",
+    "fma": "hw.optional.fma",
+    "f16c": "hw.optional.f16c",
+    "avx512f": "hw.optional.avx512f",
+    "avx512bw": "hw.optional.avx512bw",
+    "avx512dq": "hw.optional.avx512dq",
+    "avx512vl": "hw.optional.avx512vl",
+    "asimd": "hw.optional.AdvSIMD",
+    "asimddp": "hw.optional.arm.FEAT_DotProd",
+    "asimdhp": "hw.optional.arm.FEAT_FP16",
+    "i8mm": "hw.optional.arm.FEAT_I8MM",
+}
 _PACKAGES = ("numpy", "tokenizers", "jinja2", "psutil", "rich", "onnxruntime")
 
 
@@ -81,7 +96,7 @@ def cpu_model(root: Path = Path("/")) -> str | None:
     for name in ("model name", "Model", "Hardware"):
         for value in _cpuinfo(root, name):
             return value if board is None else f"{value} ({board})"
-    return board or platform.processor() or None
+    return board or sysctl.read_text("machdep.cpu.brand_string") or platform.processor() or None
 
 
 def _cpu_features(root: Path) -> list[str]:
@@ -89,7 +104,7 @@ def _cpu_features(root: Path) -> list[str]:
         for value in _cpuinfo(root, name):
             flags = set(value.split())
             return [feature for feature in _FEATURES.split() if feature in flags]
-    return []
+    return [feature for feature, name in _MACOS_FEATURES.items() if sysctl.read_int(name)]
 
 
 def _cpuinfo(root: Path, key: str) -> Iterable[str]:

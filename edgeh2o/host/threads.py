@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..config import MAX_THREADS
-from . import cgroup
+from . import cgroup, sysctl
 
 # Clusters of one chip differ by a quarter or more; favoured cores of one cluster by a few percent.
 _SAME_CLUSTER_SHARE = 0.8
@@ -17,7 +17,7 @@ _SAME_CLUSTER_SHARE = 0.8
 class ThreadChoice:
     """A number of threads and what it was made of.
 
-    ``n_fastest`` is None where the system does not tell clock rates; ``quota`` is in CPUs' worth of
+    ``n_fastest`` is None where the system does not tell cores apart; ``quota`` is in CPUs' worth of
     time, None without a limit.
     """
 
@@ -48,7 +48,7 @@ def choose_threads(root: Path = Path("/")) -> ThreadChoice:
     """
     cpus = _usable_cpus()
     frequencies = [_max_frequency(root, cpu) for cpu in cpus]
-    n_fastest = None
+    n_fastest = _performance_cores(len(cpus))
     if all(frequencies):
         n_fastest = sum(f >= _SAME_CLUSTER_SHARE * max(frequencies) for f in frequencies)
     count = len(cpus) if n_fastest is None else n_fastest
@@ -62,6 +62,12 @@ def _usable_cpus() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
+
+
+def _performance_cores(n_usable: int) -> int | None:
+    """Those of Apple silicon, whose others are efficiency cores; None on other machines."""
+    count = sysctl.read_int("hw.perflevel0.logicalcpu")
+    return min(count, n_usable) if count else None
 
 
 def _max_frequency(root: Path, cpu: int) -> int:

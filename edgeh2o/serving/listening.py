@@ -113,6 +113,7 @@ def _end_dead_connections(listening: socket.socket) -> None:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", SILENCE_S),
+        ("TCP_KEEPALIVE", SILENCE_S),  # the same on macOS
         ("TCP_KEEPINTVL", SILENCE_S // 4),
         ("TCP_USER_TIMEOUT", SILENCE_S * 1000),
     ):

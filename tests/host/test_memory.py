@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import resource
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -73,3 +75,13 @@ def test_peak_reads_the_status_file_or_falls_back(tmp_path: Path) -> None:
 )
 def test_format_bytes(count: int, text: str) -> None:
     assert memory.format_bytes(count) == text
+
+
+@pytest.mark.parametrize(("system", "unit"), [("darwin", 1), ("linux", 1024)])
+def test_the_peak_of_getrusage_is_in_the_unit_of_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, unit: int
+) -> None:
+    usage = SimpleNamespace(ru_maxrss=5_000_000)
+    monkeypatch.setattr(resource, "getrusage", lambda _: usage)
+    monkeypatch.setattr(sys, "platform", system)
+    assert memory.peak_rss_bytes(tmp_path / "missing") == 5_000_000 * unit

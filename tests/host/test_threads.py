@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from edgeh2o.host import threads
+from edgeh2o.host import sysctl, threads
 from tests.host.system_files import write_tree
 
 
@@ -48,3 +49,30 @@ def test_threads_stay_within_the_quota(
         {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": f"{quota} 100000\n"},
     )
     assert threads.default_thread_count(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("told", "expected", "reason"),
+    [
+        ({"hw.perflevel0.logicalcpu": 6}, 6, "slower cores would hold the others up"),
+        ({"hw.perflevel0.logicalcpu": 10}, 10, "every usable core"),  # none for efficiency
+        ({}, 10, "every usable core"),  # an Intel Mac
+    ],
+)
+def test_threads_are_the_performance_cores_of_apple_silicon(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    told: dict[str, int],
+    expected: int,
+    reason: str,
+) -> None:
+    monkeypatch.setattr(threads, "_usable_cpus", lambda: list(range(10)))
+    monkeypatch.setattr(sysctl, "read_int", told.get)
+    chosen = threads.choose_threads(tmp_path)
+    assert (chosen.count, chosen.reason) == (expected, reason)
+
+
+def test_a_system_without_affinity_has_all_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    assert threads._usable_cpus() == list(range(12))
