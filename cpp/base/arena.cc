@@ -44,8 +44,14 @@ void AlignedBuffer::use_small_pages() {
 }
 
 void AlignedBuffer::drop_pages() {
+  if (!data_) return;
 #ifdef __linux__
-  if (data_) madvise(data_, n_bytes_, MADV_DONTNEED);  // elsewhere it may keep what was written
+  madvise(data_, n_bytes_, MADV_DONTNEED);
+#else  // where that may keep what was written
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+  if (mmap(data_, n_bytes_, PROT_READ | PROT_WRITE, flags, -1, 0) == MAP_FAILED) {
+    std::fill_n(data_, n_bytes_, uint8_t{0});
+  }
 #endif
 }
 

@@ -4,11 +4,28 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#endif
+#if defined(__APPLE__)
+#include <sys/sysctl.h>
 #elif defined(__aarch64__)
 #include <sys/auxv.h>
 #endif
 
 namespace edgeh2o {
+
+#if defined(__APPLE__)
+namespace {
+
+// What macOS says of an instruction set ("Determining instruction set characteristics" of Apple's
+// documentation of the kernel); `otherwise` where its name is not known there.
+bool has_option(const char* name, bool otherwise = false) {
+  int value = 0;
+  size_t n_bytes = sizeof value;
+  return sysctlbyname(name, &value, &n_bytes, nullptr, 0) == 0 ? value != 0 : otherwise;
+}
+
+}  // namespace
+#endif
 
 #if defined(__x86_64__)
 
@@ -40,7 +57,12 @@ CpuFeatures detect_cpu_features() {
   const bool has_osxsave = bit(c, 27), has_fma = bit(c, 12), has_f16c = bit(c, 29), has_avx = bit(c, 28);
   if (!has_osxsave || !has_avx) return features;
   const uint64_t xcr0 = read_xcr0();
-  const bool saves_ymm = (xcr0 & 0x6) == 0x6, saves_zmm = (xcr0 & 0xe6) == 0xe6;
+  const bool saves_ymm = (xcr0 & 0x6) == 0x6;
+#if defined(__APPLE__)
+  const bool saves_zmm = has_option("hw.optional.avx512f");  // from the first use on: not in the register yet
+#else
+  const bool saves_zmm = (xcr0 & 0xe6) == 0xe6;
+#endif
   if (!saves_ymm || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return features;
   features.avx2 = bit(b, 5) && has_fma && has_f16c;
   const bool has_avx512 = bit(b, 16) && bit(b, 17) && bit(b, 30) && bit(b, 31);  // f, dq, bw, vl
@@ -56,6 +78,19 @@ size_t weights_ahead() {
   // Asked once: a virtual machine's host answers.
   static const bool is_intel = is_made_by(signature_INTEL_ebx, signature_INTEL_edx, signature_INTEL_ecx);
   return is_intel ? size_t{4} << 10 : 0;
+}
+
+#elif defined(__aarch64__) && defined(__APPLE__)
+
+CpuFeatures detect_cpu_features() {
+  CpuFeatures features;
+  features.neon = true;
+  // macOS 11 does not know the names, and runs on the M1, which has these two and not those below.
+  features.neon_dotprod =
+      has_option("hw.optional.arm.FEAT_DotProd", true) && has_option("hw.optional.arm.FEAT_FP16", true);
+  features.neon_i8mm = features.neon_dotprod && has_option("hw.optional.arm.FEAT_I8MM") &&
+                       has_option("hw.optional.arm.FEAT_BF16");
+  return features;
 }
 
 #elif defined(__aarch64__)

@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <set>
 #include <system_error>
@@ -36,6 +37,9 @@ std::tuple<std::string, size_t, size_t, size_t> describe_packed(const Decoder& d
   return {format_info(matrix.format()).type_name, matrix.rows(), matrix.cols(), matrix.n_bytes()};
 }
 
+// macOS refuses calls of 2 GiB and more, of which Linux writes a part.
+constexpr size_t kMaxWriteBytes = size_t{1} << 30;
+
 void write_packed(const Decoder& decoder, const std::string& name, int descriptor, uint64_t offset) {
   const PackedMatrix& matrix = decoder.weights().find_packed(name);
   const uint8_t* data = matrix.panel(0);
@@ -44,7 +48,8 @@ void write_packed(const Decoder& decoder, const std::string& name, int descripto
   {
     const py::gil_scoped_release release;
     while (n_left > 0 && error == 0) {
-      const ssize_t n = pwrite(descriptor, data, n_left, static_cast<off_t>(offset));
+      const size_t n_bytes = std::min(n_left, kMaxWriteBytes);
+      const ssize_t n = pwrite(descriptor, data, n_bytes, static_cast<off_t>(offset));
       if (n < 0) {
         error = errno == EINTR ? 0 : errno;
         continue;

@@ -24,6 +24,9 @@ Driver open_driver() {
   // Not closed: a driver does not survive that.
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
+#ifdef __APPLE__
+    if (path == kLibrary) throw DeviceError(0, "there is no NVIDIA driver for Macs; use --device cpu");
+#endif
     throw DeviceError(
         0, "there is no NVIDIA driver (" + path + " cannot be loaded); install it, or use --device cpu");
   }

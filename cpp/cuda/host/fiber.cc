@@ -1,5 +1,9 @@
 #include "cuda/host/fiber.h"
 
+#if !EH2O_FIBER_ASSEMBLY
+#include <ucontext.h>
+#endif
+
 namespace edgeh2o::cuda::host {
 
 #if EH2O_FIBER_ASSEMBLY
@@ -31,6 +35,10 @@ void Fiber::prepare(void (*entry)(void*), void* argument) {
 
 #else
 
+struct Fiber::Context {
+  ucontext_t saved;
+};
+
 namespace {
 
 // makecontext passes integers only.
@@ -44,13 +52,20 @@ void enter_context(unsigned entry_low, unsigned entry_high, unsigned argument_lo
 
 void Fiber::prepare(void (*entry)(void*), void* argument) {
   uint8_t* const stack = make_stack();
-  getcontext(&context_);
-  context_.uc_stack.ss_sp = stack;
-  context_.uc_stack.ss_size = kStackBytes;
-  context_.uc_link = nullptr;
+  if (!context_) context_ = std::make_shared<Context>();
+  ucontext_t& context = context_->saved;
+  getcontext(&context);
+  context.uc_stack.ss_sp = stack;
+  context.uc_stack.ss_size = kStackBytes;
+  context.uc_link = nullptr;
   const auto a = reinterpret_cast<uint64_t>(entry), b = reinterpret_cast<uint64_t>(argument);
-  makecontext(&context_, reinterpret_cast<void (*)()>(&enter_context), 4, static_cast<unsigned>(a),
+  makecontext(&context, reinterpret_cast<void (*)()>(&enter_context), 4, static_cast<unsigned>(a),
               static_cast<unsigned>(a >> 32), static_cast<unsigned>(b), static_cast<unsigned>(b >> 32));
+}
+
+void Fiber::switch_stack(Fiber& next) {
+  if (!context_) context_ = std::make_shared<Context>();  // of a thread
+  swapcontext(&context_->saved, &next.context_->saved);
 }
 
 #endif

@@ -2,8 +2,6 @@
 // an emulated kernel, and more where AddressSanitizer intercepts it; hence a few instructions of our own.
 #pragma once
 
-#include <ucontext.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -47,7 +45,8 @@ class Fiber {
 #if EH2O_FIBER_ASSEMBLY
   void* top_ = nullptr;
 #else
-  ucontext_t context_;
+  struct Context;  // of ucontext.h, which macOS refuses to whoever includes this header for its types
+  std::shared_ptr<Context> context_;
 #endif
 #if EH2O_FIBER_ASAN
   const void* bottom_ = nullptr;
@@ -56,8 +55,8 @@ class Fiber {
 #endif
 };
 
-inline void Fiber::switch_stack(Fiber& next) {
 #if EH2O_FIBER_ASSEMBLY
+inline void Fiber::switch_stack(Fiber& next) {
   // In place and by jumps: a processor guesses where a return goes by the calls before, wrongly after a
   // change of stacks. By a call and a return, emulated kernels took twice as long.
   void** from = &top_;
@@ -78,10 +77,8 @@ inline void Fiber::switch_stack(Fiber& next) {
       : "rax", "rbx", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "xmm0", "xmm1",
         "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13",
         "xmm14", "xmm15", "cc", "memory");
-#else
-  swapcontext(&context_, &next.context_);
-#endif
 }
+#endif
 
 inline void Fiber::switch_to(Fiber& next) {
 #if EH2O_FIBER_ASAN
