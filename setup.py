@@ -20,10 +20,27 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # a build backend does not
+from tools import build_on_macos
 from tools.build_cuda_images import provide_images
 
+if sys.platform in ("win32", "cygwin"):
+    sys.exit(
+        "edgeh2o does not run on Windows itself: install it in Ubuntu under WSL 2 (wsl --install), "
+        "as on Linux"
+    )
+
 # The target machine, which differs from this one when cross-compiling.
-target = os.environ.get("_PYTHON_HOST_PLATFORM", sysconfig.get_platform()).rpartition("-")[2]
+host = os.environ.get("_PYTHON_HOST_PLATFORM", sysconfig.get_platform())
+is_macos = host.startswith("macosx-")
+openmp_flags, openmp_link_flags = ["-fopenmp"], ["-fopenmp"]
+if is_macos:
+    try:
+        host = build_on_macos.choose_platform(host)
+        libomp = build_on_macos.find_libomp(host.rpartition("-")[2])
+    except build_on_macos.MacError as error:
+        sys.exit(str(error))
+    openmp_flags, openmp_link_flags = build_on_macos.openmp_flags(libomp)
+target = host.rpartition("-")[2]
 target = {"amd64": "x86_64", "arm64": "aarch64"}.get(target.lower(), target) or platform.machine()
 
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
@@ -71,7 +88,7 @@ sanitizers = os.environ.get("EDGEH2O_SANITIZE", "")  # for example "address,unde
 base_flags = [
     "-std=c++17",
     "-fvisibility=hidden",
-    "-fopenmp",
+    *openmp_flags,
     "-ffp-contract=off",
     "-Wall",
     "-Wextra",
@@ -86,7 +103,7 @@ else:
     base_flags = release_flags
 # Bindings hold no algorithms, and compile in four fifths of the time.
 binding_flags = [] if debug or sanitizers else ["-O1"]
-kernel_flags = [flag for flag in base_flags if flag != "-fopenmp"]
+kernel_flags = [flag for flag in base_flags if flag not in openmp_flags]
 if not sanitizers:
     kernel_flags += ["-O1", "-g1"] if debug else ["-O3", *FEW_PATHS]  # -O2 takes twice as long
 # A finding ends the process.
@@ -172,12 +189,14 @@ def pybind11_headers() -> str:
     return str(copy)
 
 
+# Elsewhere than on a Mac, where these are defaults, or symbols hidden by the flags above.
+linux_link_flags = [] if is_macos else ["-Wl,--exclude-libs,ALL", "-ldl"]
 # Static libraries are searched once, in order: the core before the kernel tables it refers to.
 link = {
     "libraries": [name for name, _ in libraries],
     "include_dirs": ["cpp", pybind11_headers()],
     "extra_compile_args": base_flags + sanitizer_flags,
-    "extra_link_args": ["-fopenmp", "-Wl,--exclude-libs,ALL", "-ldl", *sanitizer_flags],
+    "extra_link_args": [*openmp_link_flags, *linux_link_flags, *sanitizer_flags],
     "language": "c++",
     # The archives are relinked when any of their sources is newer.
     "depends": headers + parts + [path for _, info in libraries for path in info["sources"]],

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tools import build_on_macos
+
 ROOT = Path(__file__).resolve().parents[1]
+IS_MACOS = sys.platform == "darwin"
+# What makes a linker write an extension module.
+MODULE_FLAGS = ["-bundle", "-undefined", "dynamic_lookup"] if IS_MACOS else ["-shared"]
 
 
 def find_objects() -> Path:
@@ -29,7 +35,15 @@ def compiler() -> list[str]:
 
 def archives_of(objects: Path) -> list[str]:
     """What a linker is told to find the core's functions, in any order."""
-    return ["-Wl,--start-group", *map(str, sorted(objects.glob("*.a"))), "-Wl,--end-group"]
+    archives = [*map(str, sorted(objects.glob("*.a")))]
+    return archives if IS_MACOS else ["-Wl,--start-group", *archives, "-Wl,--end-group"]
+
+
+def openmp_flags() -> tuple[list[str], list[str]]:
+    """Flags to compile and to link with OpenMP, as setup.py has them."""
+    if not IS_MACOS:
+        return ["-fopenmp"], ["-fopenmp"]
+    return build_on_macos.openmp_flags(build_on_macos.find_libomp(platform.machine()))
 
 
 def run(command: list[str], cwd: Path = ROOT) -> str:

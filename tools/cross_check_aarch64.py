@@ -50,7 +50,8 @@ Cython.Build.cythonize = lambda modules, **options: modules
 setup = run_setup("setup.py", stop_after="init")
 fields = ("name", "sources", "include_dirs", "extra_compile_args", "extra_link_args")
 modules = [{field: getattr(module, field) for field in fields} for module in setup.ext_modules]
-print(json.dumps([setup.libraries, modules]))
+optional = setup.cmdclass["build_ext"].build_extensions.__globals__["OPTIONAL"]
+print(json.dumps([setup.libraries, modules, sorted(optional)]))
 """
 
 
@@ -89,26 +90,33 @@ def find_missing() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What setup.py builds: static libraries by name, the core first, and extension modules."""
+    """What setup.py builds: static libraries by name, the core first, and extension modules.
+
+    ``optional``: flags that a compiler need not know.
+    """
 
     libraries: dict[str, tuple[Unit, ...]]
     modules: tuple[dict[str, Any], ...]
+    optional: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
     """What the compiler gets besides: flags always, libraries when it links.
 
-    ``is_quick``: -O1 where a unit has more.
+    ``is_quick``: -O1 where a unit has more. ``unknown``: flags of units that it cannot take.
     """
 
     flags: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
     is_quick: bool = False
+    compiler: tuple[str, ...] = (COMPILER,)
+    unknown: tuple[str, ...] = ()
 
     def flags_of(self, unit: Unit) -> list[str]:
         level = {"-O2": "-O1", "-O3": "-O1"} if self.is_quick else {}
-        return [*self.flags, *(level.get(flag, flag) for flag in unit.flags)]
+        known = (flag for flag in unit.flags if flag not in self.unknown)
+        return [*self.flags, *(level.get(flag, flag) for flag in known)]
 
 
 def find_toolchain(*, is_quick: bool = False) -> Toolchain:
@@ -120,28 +128,28 @@ def find_toolchain(*, is_quick: bool = False) -> Toolchain:
     return Toolchain(("-fPIC", *flags), build_wheel_aarch64.LIBRARIES, is_quick)
 
 
-def read_setup() -> Setup:
-    """Runs setup.py as far as its lists. Raises CheckFailedError where that fails."""
+def read_setup(platform: str = "linux-aarch64", **variables: str) -> Setup:
+    """Runs setup.py for a platform up to its lists. Raises CheckFailedError where that fails."""
     result = subprocess.run(
         [sys.executable, "-c", READ_SETUP],
         cwd=ROOT,
-        env={**os.environ, "_PYTHON_HOST_PLATFORM": "linux-aarch64"},
+        env={**os.environ, "_PYTHON_HOST_PLATFORM": platform, **variables},
         capture_output=True,
         text=True,
     )
     if result.returncode != 0:
         raise CheckFailedError(f"setup.py cannot be read:\n{result.stderr}")
-    libraries, modules = json.loads(result.stdout)
+    libraries, modules, optional = json.loads(result.stdout)
     units = {
         name: tuple(Unit(source, tuple(info["cflags"])) for source in info["sources"])
         for name, info in libraries
     }
-    return Setup(units, tuple(modules))
+    return Setup(units, tuple(modules), tuple(optional))
 
 
-def read_units() -> list[Unit]:
+def read_units(setup: Setup | None = None) -> list[Unit]:
     """Sources of the core, the kernel tables and the self-test, with the flags of setup.py."""
-    libraries = read_setup().libraries
+    libraries = (setup or read_setup()).libraries
     core_flags = libraries["edgeh2o_core"][0].flags
     more = sorted(ROOT.glob(f"{SELFTEST}/*.cc"))
     more_units = [Unit(str(path.relative_to(ROOT)), core_flags) for path in more]
@@ -176,8 +184,9 @@ def compile_unit(unit: Unit, build_dir: Path, toolchain: Toolchain | None = None
     output = build_dir / Path(unit.source.replace("/", "_")).with_suffix(".o")
     depfile = output.with_suffix(".d")
     if not is_current(output, [*read_dependencies(depfile), ROOT / "setup.py"]):
-        flags = (toolchain or Toolchain()).flags_of(unit)
-        command = [COMPILER, *flags, "-Icpp", "-I.", "-MMD", "-MF", str(depfile)]
+        toolchain = toolchain or Toolchain()
+        command = [*toolchain.compiler, *toolchain.flags_of(unit), "-Icpp", "-I."]
+        command += ["-MMD", "-MF", str(depfile)]
         run_compiler([*command, "-c", unit.source, "-o", str(output)])
     return output
 
@@ -207,7 +216,8 @@ def compile_units(units: Iterable[Unit], build_dir: Path, toolchain: Toolchain) 
 
 def link(objects: Sequence[Path], output: Path, toolchain: Toolchain, *options: str) -> Path:
     if not is_current(output, objects):
-        command = [COMPILER, *toolchain.flags, *map(str, objects), *options, *toolchain.libraries]
+        command = [*toolchain.compiler, *toolchain.flags, *map(str, objects), *options]
+        command += toolchain.libraries
         run_compiler([*command, "-o", str(output)])
     return output
 

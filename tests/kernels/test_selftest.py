@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgeh2o import isa
-from tests.native_build import archives_of, compiler, find_objects, run
+from tests.native_build import archives_of, compiler, find_objects, openmp_flags, run
 
 SOURCES = sorted((Path(__file__).parent / "selftest").glob("*.cc"))
 
@@ -20,9 +20,10 @@ SOURCES = sorted((Path(__file__).parent / "selftest").glob("*.cc"))
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     objects = find_objects()
     target = tmp_path_factory.mktemp("selftest") / "kernel_selftest"
-    flags = ["-std=c++17", "-O1", "-fopenmp", "-Icpp", "-I."]
-    sources = [*map(str, SOURCES)]
-    run([*compiler(), *flags, *sources, *archives_of(objects), "-ldl", "-o", str(target)])
+    openmp, libraries = openmp_flags()
+    flags = ["-std=c++17", "-O1", *openmp, "-Icpp", "-I."]
+    linked = [*map(str, SOURCES), *archives_of(objects), *libraries, "-ldl"]
+    run([*compiler(), *flags, *linked, "-o", str(target)])
     return target
 
 

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 import edgeh2o
-from tests.native_build import ROOT, archives_of, compiler, find_objects, run
+from tests.native_build import (
+    MODULE_FLAGS,
+    ROOT,
+    archives_of,
+    compiler,
+    find_objects,
+    openmp_flags,
+    run,
+)
 from tests.tiny_models import TinyModelFactory
 
 HERE = Path(__file__).parent
@@ -23,7 +31,8 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("with_a_new_policy")
     objects = find_objects()
     source, target = HERE / "every_other.cc", folder / "every_other.o"
-    flags = ["-std=c++17", "-O1", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-Icpp"]
+    openmp, libraries = openmp_flags()
+    flags = ["-std=c++17", "-O1", "-fPIC", *openmp, "-fvisibility=hidden", "-Icpp"]
     run([*compiler(), *flags, "-c", str(source), "-o", str(target)])
     installed = Path(edgeh2o.__file__).parent
     shutil.copytree(
@@ -34,7 +43,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     core.unlink(missing_ok=True)
     parts = sorted(objects.glob("build/joined/bindings_*.o"))
     linked = [*map(str, parts), str(target), *archives_of(objects)]
-    run([*compiler(), "-shared", *linked, "-fopenmp", "-o", str(core)])
+    run([*compiler(), *MODULE_FLAGS, *linked, *libraries, "-o", str(core)])
     return folder
 
 
