@@ -111,7 +111,7 @@ def find_missing(targets: Sequence[str]) -> list[str]:
 def find_toolchain(mac: Mac, setup: Setup, *, is_quick: bool) -> Toolchain:
     """clang with the headers that `zig c++` would give it, for the same target."""
     command = [str(mac.zig), "c++", "-target", mac.zig_target, "-x", "c++", "-v", "-E", os.devnull]
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     words = next((line for line in result.stderr.splitlines() if " -cc1 " in line), "")
     flags = ["-nostdinc"]
     parts = shlex.split(words)

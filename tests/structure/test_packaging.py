@@ -15,6 +15,7 @@ tomllib = pytest.importorskip("tomllib", reason="CPython 3.10 has no reader of T
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNNERS = {"ubuntu-24.04", "ubuntu-24.04-arm"}
+MACS = {"macos-14", "macos-15-intel"}  # arm64, x86-64
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 
@@ -54,10 +55,14 @@ def test_versions_of_python_are_the_same_everywhere() -> None:
 
 
 def test_both_architectures_are_checked_and_built() -> None:
-    assert {path.stem for path in WORKFLOWS} == {"ci", "wheels"}
-    for path, job in (("ci", "check"), ("wheels", "wheels")):
+    assert {path.stem for path in WORKFLOWS} == {"ci", "macos", "wheels"}
+    for path, job, runners in (
+        ("ci", "check", RUNNERS),
+        ("macos", "check", MACS),
+        ("wheels", "wheels", RUNNERS),
+    ):
         chosen = load(ROOT / f".github/workflows/{path}.yml")["jobs"][job]
-        assert set(chosen["strategy"]["matrix"]["os"]) == RUNNERS
+        assert set(chosen["strategy"]["matrix"]["os"]) == runners
     images = PROJECT["tool"]["cibuildwheel"]["linux"]
     assert images["manylinux-x86_64-image"] == images["manylinux-aarch64-image"]
 
@@ -79,6 +84,13 @@ def test_what_the_jobs_name_exists() -> None:
     named = re.findall(r"(?<![\w/.])(?:\.ci|tools|tests|examples)/[\w./]*", "\n".join(scripts))
     assert ".ci/run" in named
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_macs_run_what_the_readme_says() -> None:
+    scripts = steps(load(ROOT / ".github/workflows/macos.yml")["jobs"]["check"], "run")
+    (command,) = re.findall(r"^python3 -m venv .*$", (ROOT / "README.md").read_text("utf-8"), re.M)
+    assert command in scripts
+    assert "brew install libomp" in scripts
 
 
 def test_ci_runs_what_contributors_run() -> None:
