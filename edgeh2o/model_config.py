@@ -114,7 +114,9 @@ class LayerConfig:
     the least, by what is made of the layer's input, or of ``delta_gate_rank`` numbers that are, as
     its gates then are too. "mamba2" has a convolution and ``n_ssd_heads`` heads of
     ``ssd_head_dim`` values, each with a state of ``ssd_state_dim`` rows; what writes to it and
-    reads it is that of one of ``n_ssd_groups``; "attention_mamba2" has attention beside it.
+    reads it is that of one of ``n_ssd_groups``; with an ``ssd_step_rank`` that is not 0 these, and
+    rates by way of so many numbers, are made of its channels, as in "mamba1", not of the layer's
+    input. "attention_mamba2" has attention beside it.
     "mamba1" has a convolution and ``n_scan_channels`` channels, each with ``scan_state_dim``
     states, whose steps are made of ``scan_step_rank`` numbers, with the ``scan_norms`` "weighted",
     "plain" or "none". "rwkv7" has ``n_wkv_heads`` heads of ``wkv_head_dim`` numbers, with decays,
@@ -154,6 +156,7 @@ class LayerConfig:
     ssd_head_dim: int = 0
     n_ssd_groups: int = 0
     ssd_state_dim: int = 0
+    ssd_step_rank: int = 0
     n_scan_channels: int = 0
     scan_state_dim: int = 0
     scan_step_rank: int = 0
@@ -231,9 +234,10 @@ class DecoderConfig(ModelConfig):
     activation of a network, is normed before the next product. With ``has_head_gains`` norms of
     queries and keys have no weights, heads of queries and the outputs of both branches have a
     factor each, and a multiple of the embedding is added behind every layer. ``qk_norm`` normalises
-    queries and keys: of each "head", of the whole "projection", or "none"; before the rotary
-    embedding or after it; with ``norms_rotated`` heads are normed, without weights, in layers that
-    have one. With experts, every token goes through ``n_experts_used`` of ``n_experts``
+    queries and keys: of each "head", of each by weights of its own ("own_head"), of the whole
+    "projection", or "none"; before the rotary embedding or after it; with ``norms_rotated`` heads
+    are normed, without weights, in layers that have one.
+    With experts, every token goes through ``n_experts_used`` of ``n_experts``
     feed-forward networks, whose shares may add up to 1 (``normalises_experts``) and are multiplied
     by ``expert_scale``, and through a shared one of width ``shared_ffn_dim``, 0 for none, weighted
     by a gate if it has one; the sum of all is multiplied by ``experts_scale``. With

@@ -244,6 +244,15 @@ FAMILIES: Mapping[str, Family] = {
         fused_qkv=True,
     ),
     "olmoe": Family(qk_norm="projection", has_experts=True, has_expert_width=False),
+    "plamo2": Family(
+        post_norms=True,
+        post_norm_suffix="",
+        qk_norm="own_head",
+        fused_qkv=True,
+        fused_gate_up=True,
+        mamba2="other",
+        has_selecting_mamba2=True,
+    ),
     "plamo3": Family(
         post_norms=True,
         post_norm_suffix="",

@@ -14,7 +14,7 @@ class Family:
     Attributes:
         pre_norms, post_norms: the input and the output of a branch are normed.
         post_norm_suffix: with what the names of norms of outputs end.
-        qk_norm: "head" or "projection": queries and keys are normed.
+        qk_norm: "head", "own_head" or "projection": queries and keys are normed.
         qkv_biases: Q, K and V have biases.
         ffn_norm: name of the norm of the feed-forward network's input.
         fused_qkv, fused_gate_up: Q, K and V are one matrix; gate and up are.
@@ -36,6 +36,8 @@ class Family:
         mamba2: layers have Mamba-2: "other" than those with KV heads, by default every other one;
             "beside" attention; "single", by turns with attention and feed-forward networks
             without a gate, of which a layer has one; or "only", all are that and nothing else.
+        has_selecting_mamba2: Mamba-2 makes what it selects by of its channels, and layers that have
+            it no heads.
         has_mamba1: layers without KV heads, by default every other one, have Mamba-1.
         has_only_mamba1: all layers are that and nothing else.
         has_rwkv7: all layers have the mixer and the network of RWKV-7.
@@ -103,6 +105,7 @@ class Family:
     has_row_decays: bool = False
     has_decay_vectors: bool = False
     mamba2: Literal["other", "beside", "single", "only"] | None = None
+    has_selecting_mamba2: bool = False
     has_mamba1: bool = False
     has_only_mamba1: bool = False
     has_rwkv7: bool = False

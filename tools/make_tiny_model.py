@@ -62,7 +62,7 @@ def write_tiny_model(
 
 def _type_of(name: str, values: NDArray[np.float32], model: TinyModel) -> str:
     vectors = (ROUTER_SUFFIX, *recurrent.VECTOR_SUFFIXES, *gemma3n.VECTOR_SUFFIXES, ".bias")
-    vectors += (".attn_q_norm.weight",)
+    vectors += (".attn_q_norm.weight", ".attn_k_norm.weight")
     if values.ndim == 1 or name.endswith(vectors):
         return "F32"
     if name.endswith(gemma3n.FLOAT_MATRICES) or name in gemma3n.STACKS:

@@ -91,7 +91,10 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("is_chunked", layer.is_chunked);
   reader.read("rope", layer.rope);
   reader.read_choice("qk_norm", layer.qk_norm,
-                     {{"none", QkNorm::kNone}, {"head", QkNorm::kHead}, {"projection", QkNorm::kProjection}});
+                     {{"none", QkNorm::kNone},
+                      {"head", QkNorm::kHead},
+                      {"own_head", QkNorm::kOwnHead},
+                      {"projection", QkNorm::kProjection}});
   reader.read("qk_norm_after_rope", layer.qk_norm_after_rope);
   reader.read("has_plain_qk_norm", layer.has_plain_qk_norm);
   reader.read("has_sinks", layer.has_sinks);
@@ -120,6 +123,7 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("ssd_head_dim", layer.ssd.head_dim);
   reader.read("n_ssd_groups", layer.ssd.n_groups);
   reader.read("ssd_state_dim", layer.ssd.state_dim);
+  reader.read("ssd_step_rank", layer.ssd.step_rank);
   reader.read("n_wkv_heads", layer.wkv.n_heads);
   reader.read("wkv_head_dim", layer.wkv.head_dim);
   reader.read("wkv_decay_rank", layer.wkv.decay_rank);

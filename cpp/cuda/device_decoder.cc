@@ -65,10 +65,13 @@ void check_supported(const DecoderConfig& config) {
                "windows that begin at fixed positions, norms of heads without weights and scaled inputs of "
                "experts do not run on a GPU yet",
                cure);
-    EH2O_CHECK(layer.scan.is_none(), "Mamba-1 layers do not run on a GPU yet", cure);
+    EH2O_CHECK(layer.scan.is_none() && layer.ssd.step_rank == 0,
+               "Mamba-1 layers, and Mamba-2 with rates made of its channels, do not run on a GPU yet", cure);
     EH2O_CHECK(!layer.delta.decays_by_row,
                "delta nets whose rows decay by themselves do not run on a GPU yet", cure);
     EH2O_CHECK(!layer.has_head_gains, "gains of heads do not run on a GPU yet", cure);
+    EH2O_CHECK(layer.qk_norm != QkNorm::kOwnHead,
+               "norms of heads by weights of their own do not run on a GPU yet", cure);
     n_attending += layer.attends();
     if (!layer.attends()) continue;
     EH2O_CHECK(!layer.has_gate_matrix(),

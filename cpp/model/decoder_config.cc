@@ -42,6 +42,8 @@ void check_attention(const DecoderConfig& config, const LayerSpec& layer) {
   EH2O_CHECK(2 * rope.n_pairs() <= layer.heads.key_dim, "rope_inv_freq has ", rope.n_pairs(),
              " entries, more than half of head_dim = ", layer.heads.key_dim);
   EH2O_CHECK(!layer.is_chunked || layer.window > 0, "chunks of a window that there is not");
+  EH2O_CHECK(layer.qk_norm != QkNorm::kOwnHead || layer.heads.has_own_kv(),
+             "heads with norms of their own, and keys of another layer");
   EH2O_CHECK(!layer.has_plain_qk_norm || (layer.qk_norm == QkNorm::kHead && !layer.has_head_gains),
              "norms of heads without weights that there are not");
   EH2O_CHECK(
@@ -61,6 +63,8 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
   if (layer.has_ssd()) {
     layer.ssd.check();
     EH2O_CHECK(layer.heads.has_own_kv(), "a recurrent layer has keys and values of its own");
+    EH2O_CHECK(layer.ssd.step_rank == 0 || layer.mixer == MixerKind::kMamba2,
+               "rates that are made behind a convolution, beside attention");
   }
   EH2O_CHECK((layer.mixer == MixerKind::kMamba1) != layer.scan.is_none(),
              "a layer has channels of Mamba, but no such mixer");

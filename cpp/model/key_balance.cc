@@ -36,14 +36,13 @@ std::vector<double> mean_squares(const PackedMatrix& weight, size_t first, size_
   return squares;
 }
 
-// Of outputs that are normed, in groups as long as the weights of the norm: their mean squares then.
-void norm_squares(std::vector<double>& squares, const std::vector<float>& norm) {
-  const size_t n = norm.size();
+// Of outputs that are normed, in groups of n, by weights of one group or of all: their mean squares then.
+void norm_squares(std::vector<double>& squares, size_t n, const std::vector<float>& norm) {
   for (size_t group = 0; group < squares.size(); group += n) {
     double sum = 0;
     for (size_t i = 0; i < n; ++i) sum += squares[group + i];
     for (size_t i = 0; i < n; ++i) {
-      const auto weight = static_cast<double>(norm[i]);
+      const auto weight = static_cast<double>(norm[(group + i) % norm.size()]);
       squares[group + i] *= weight * weight * static_cast<double>(n) / sum;
     }
   }
@@ -129,8 +128,9 @@ void balance_keys(const DecoderConfig& config, size_t layer, LayerWeights& weigh
   };
   if (are_normed) {
     if (spec.qk_norm_after_rope) join_pairs();
-    norm_squares(q, weights.attn_q_norm);
-    norm_squares(k, weights.attn_k_norm);
+    const bool is_projection = spec.qk_norm == QkNorm::kProjection;
+    norm_squares(q, is_projection ? q_dim : dim, weights.attn_q_norm);
+    norm_squares(k, is_projection ? k_dim : dim, weights.attn_k_norm);
   }
   join_pairs();
   if (spec.qk_norm == QkNorm::kHead) {  // all heads have the same weights

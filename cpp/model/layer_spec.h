@@ -40,8 +40,9 @@ enum class Activation : uint8_t { kSilu, kGeluTanh, kSiluClamped, kRelu, kReluSq
 // Where a residual branch (mixer, feed-forward) is normalised: its input, its output, or both.
 enum class NormPlacement : uint8_t { kPre, kPost, kBoth };
 
-// RMS norm of queries and keys: of every head, or of the whole projection.
-enum class QkNorm : uint8_t { kNone, kHead, kProjection };
+// RMS norm of queries and keys: of every head, all by the same weights or each by its own, or of the whole
+// projection.
+enum class QkNorm : uint8_t { kNone, kHead, kOwnHead, kProjection };
 
 // Multi-head latent attention (DeepSeek-V2): keys and values of all heads are products of one row per token,
 // which is what is cached: a normed latent vector, then a rotated part that the keys of all heads share. Both
@@ -179,11 +180,15 @@ struct LayerSpec {
   // What a recurrent layer makes of its input, for so many rows at a time, and what comes out.
   size_t mixed_dim(size_t model_dim) const {
     if (mixer == MixerKind::kShortConv) return 3 * model_dim;
-    if (has_ssd()) return ssd.in_dim() + ssd.n_heads;
+    if (has_ssd()) return ssd.mixed_dim();
     if (mixer == MixerKind::kMamba1) return 3 * scan.n_channels + scan.projected_dim();
     if (mixer == MixerKind::kRwkv7) return wkv.mixed_dim();
     return delta.conv_dim() + delta.value_dim() + delta.n_value_heads + delta.n_decays() +
            2 * delta.gate_rank;
+  }
+  // The widest vector that a recurrent layer has between two products.
+  size_t vector_dim() const {
+    return std::max({delta.gate_rank, ssd.step_rank, scan.step_rank, wkv.widest_rank()});
   }
   size_t mixer_out_dim(size_t model_dim) const {
     if (mixer == MixerKind::kShortConv) return model_dim;

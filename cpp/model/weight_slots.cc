@@ -110,6 +110,11 @@ void Weights::for_each_tensor(const F& f) {
     } else if (spec.has_plain_qk_norm) {
       layer.attn_q_norm.assign(heads.key_dim, 1.0f);
       layer.attn_k_norm.assign(heads.key_dim, 1.0f);
+    } else if (spec.qk_norm == QkNorm::kOwnHead && !heads.is_none()) {
+      f(prefix + "attn_q_norm.weight",
+        Slot{nullptr, &layer.attn_q_norm, heads.n_heads, heads.key_dim, true, false, 1});
+      f(prefix + "attn_k_norm.weight",
+        Slot{nullptr, &layer.attn_k_norm, heads.n_kv_heads, heads.key_dim, true, false, 1});
     } else if (spec.qk_norm != QkNorm::kNone && !heads.is_none()) {
       const bool is_per_head = spec.qk_norm == QkNorm::kHead;
       vector(prefix + "attn_q_norm.weight", layer.attn_q_norm, is_per_head ? heads.key_dim : heads.q_dim(),
@@ -275,9 +280,18 @@ void Weights::for_each_tensor(const F& f) {
       linear(prefix + "ssm_in", layer.ssm_in, ssd.in_dim(), model_dim);
       f(prefix + "ssm_conv1d.weight", Slot{nullptr, &layer.conv, ssd.conv_dim(), spec.n_conv_taps, true});
       vector(prefix + "ssm_conv1d.bias", layer.conv_bias, ssd.conv_dim(), false);
-      f(prefix + "ssm_a", Slot{nullptr, &layer.ssm_a, ssd.n_heads, 1, true});
-      f(prefix + "ssm_d", Slot{nullptr, &layer.ssm_d, ssd.n_heads, 1, true});
+      const bool selects = ssd.step_rank > 0;
+      const size_t rows = selects ? 1 : ssd.n_heads, cols = selects ? ssd.n_heads : 1;
+      f(prefix + "ssm_a", Slot{nullptr, &layer.ssm_a, rows, cols, true});
+      f(prefix + "ssm_d", Slot{nullptr, &layer.ssm_d, rows, cols, true});
       vector(prefix + "ssm_dt.bias", layer.ssm_bias, ssd.n_heads, true);
+      if (selects) {
+        linear(prefix + "ssm_x", layer.ssm_x, ssd.projected_dim(), ssd.inner_dim());
+        matrix(prefix + "ssm_dt.weight", layer.ssm_dt.weight, ssd.n_heads, ssd.step_rank, true);
+        vector(prefix + "ssm_dt_norm.weight", layer.ssm_dt_norm, ssd.step_rank, true);
+        vector(prefix + "ssm_b_norm.weight", layer.ssm_b_norm, ssd.state_dim, true);
+        vector(prefix + "ssm_c_norm.weight", layer.ssm_c_norm, ssd.state_dim, true);
+      }
       layer.ssm_norm.resize(ssd.n_groups);
       for (size_t group = 0; group < ssd.n_groups; ++group) {
         vector(prefix + "ssm_norm." + std::to_string(group) + ".weight", layer.ssm_norm[group],

@@ -99,7 +99,8 @@ struct LayerWeights {
   std::vector<float> conv_bias, ssm_a, ssm_d, ssm_bias;
   std::vector<std::vector<float>> ssm_norm;
   // Of Mamba-1, beside ssm_in and ssm_out: [projected_dim] outputs of its channels, and the [n_channels]
-  // steps, made of the first of these; their norms, [step_rank] and [state_dim] each, or empty. ssm_a and
+  // steps, made of the first of these; their norms, [step_rank] and [state_dim] each, or empty. Mamba-2 may
+  // have the same: its [n_heads] rates are made of the last. ssm_a and
   // ssm_d are of its channels, as selective_scan takes them.
   Linear ssm_x, ssm_dt;
   std::vector<float> ssm_dt_norm, ssm_b_norm, ssm_c_norm;

@@ -52,6 +52,7 @@ Activations::Activations(const DecoderConfig& config, const KernelTable& table, 
       std::max(config.has_streams ? kStreams : 0, config.widest([](const LayerSpec& layer) {
         return std::max({layer.ffn_dim, layer.shared_ffn_dim, layer.token_input_dim, layer.laurel_rank});
       }));
+  const size_t vector_dim = config.widest([](const LayerSpec& layer) { return layer.vector_dim(); });
   const size_t qkv_dim = config.widest([](const LayerSpec& layer) { return layer.qkv_dim(); });
   const size_t out_dim =
       config.widest([&](const LayerSpec& layer) { return layer.mixer_out_dim(config.model_dim); });
@@ -59,7 +60,7 @@ Activations::Activations(const DecoderConfig& config, const KernelTable& table, 
       config.widest([&](const LayerSpec& layer) { return layer.mixed_dim(config.model_dim); });
   const size_t inner_dim = std::max(config.reads_hidden ? 2 * config.model_dim : 0,
                                     config.widest([](const LayerSpec& layer) { return layer.inner_dim(); }));
-  const size_t widest = std::max({config.model_dim, out_dim, ffn_dim, inner_dim});
+  const size_t widest = std::max({config.model_dim, out_dim, ffn_dim, inner_dim, vector_dim});
   x = arena.take<float>(n_rows * config.model_dim);
   streams = arena.take<float>(config.has_streams ? n_rows * kStreams * config.model_dim : 0);
   const bool has_carried = config.has_two_states || !config.layers[0].wkv.is_none();

@@ -28,7 +28,10 @@ struct Recurrence {
   size_t n_gates() const { return std::max(delta.n_value_heads, ssd.n_heads); }
   size_t n_decays() const { return std::max(delta.n_decays(), ssd.n_heads); }
   // Of a token what goes into the matrices beside these.
-  size_t row_dim() const { return wkv.is_none() ? conv_dim : wkv.row_dim(); }
+  size_t row_dim() const {
+    if (!wkv.is_none()) return wkv.row_dim();
+    return ssd.is_none() ? conv_dim : ssd.row_dim();
+  }
   size_t out_dim() const {
     return std::max({delta.value_dim(), ssd.inner_dim(), scan.n_channels, wkv.dim()});
   }

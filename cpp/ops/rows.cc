@@ -115,13 +115,18 @@ MatmulInput gate_rows(const KernelTable& table, GateKernel kernel, MatView<const
                       [&](float* row, size_t i) { kernel(row, gate.row(i), up.row(i), gate.cols); });
 }
 
-void rms_norm_groups(const KernelTable& table, MatView<float> rows, Span<const float> weight, float eps) {
+void rms_norm_groups(const KernelTable& table, MatView<float> rows, size_t size, Span<const float> weight,
+                     float eps) {
   parallel_for(rows.rows, [&](size_t i, size_t) {
-    for (size_t column = 0; column < rows.cols; column += weight.size) {
+    for (size_t column = 0; column < rows.cols; column += size) {
       float* group = rows.row(i) + column;
-      table.rms_norm_f32(group, group, weight.data, weight.size, eps);
+      table.rms_norm_f32(group, group, weight.data + column % weight.size, size, eps);
     }
   });
+}
+
+void rms_norm_groups(const KernelTable& table, MatView<float> rows, Span<const float> weight, float eps) {
+  rms_norm_groups(table, rows, weight.size, weight, eps);
 }
 
 void copy_rows(MatView<const float> from, MatView<float> to) {

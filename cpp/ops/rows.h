@@ -67,7 +67,11 @@ struct Xielu {
 MatmulInput xielu_rows(const KernelTable& table, const Xielu& xielu, MatView<const float> x,
                        const ActivationsOut& out, uint8_t* scratch);
 
-// RMS norm in place of every group of weight.size columns of every row.
+// RMS norm in place of every group of `size` columns of every row; the weights are of one group, or of as
+// many as there are.
+void rms_norm_groups(const KernelTable& table, MatView<float> rows, size_t size, Span<const float> weight,
+                     float eps);
+// Of every group of weight.size columns.
 void rms_norm_groups(const KernelTable& table, MatView<float> rows, Span<const float> weight, float eps);
 
 void copy_rows(MatView<const float> from, MatView<float> to);

@@ -12,6 +12,7 @@ namespace {
 
 // Far more than any model has; products of these do not overflow.
 constexpr size_t kMaxSsdHeads = 1 << 10, kMaxSsdHeadDim = 1 << 10, kMaxSsdStateDim = 1 << 12;
+constexpr size_t kMaxSsdStepRank = 1 << 16;
 
 }  // namespace
 
@@ -25,6 +26,9 @@ void SsdHeads::check() const {
   EH2O_CHECK(state_dim > 0 && state_dim % kSsdRows == 0 && state_dim <= kMaxSsdStateDim,
              "the state of a Mamba-2 layer has ", state_dim, " rows; a multiple of ", kSsdRows, " up to ",
              kMaxSsdStateDim, " is supported");
+  EH2O_CHECK(step_rank <= kMaxSsdStepRank && (step_rank == 0 || n_groups == 1),
+             "rates of a Mamba-2 layer with ", n_groups, " groups are made of ", step_rank,
+             " numbers; at most ", kMaxSsdStepRank, " are supported, of one group");
 }
 
 void find_rates(MatView<float> rates, MatView<float> decays, const float* a, const float* biases) {

@@ -96,7 +96,7 @@ void RecurrentState::settle(const KernelTable& table) {
   } else {
     const StateStep own{values_, values_};
     const auto kept = [n](float* data, size_t cols) { return MatView<const float>{data, n, cols, cols}; };
-    const MatView<const float> rows = kept(rows_, recurrence_.conv_dim),
+    const MatView<const float> rows = kept(rows_, recurrence_.row_dim()),
                                rates = kept(rates_, recurrence_.n_gates()),
                                decays = kept(decays_, recurrence_.n_decays());
     const MatView<float> out{discarded_, n, recurrence_.out_dim(), 0};  // one row for all tokens
@@ -111,8 +111,7 @@ void RecurrentState::settle(const KernelTable& table) {
       selective_scan(table, scan, rows, kept(steps_, scan.n_channels), kept(bc_, scan.bc_dim()), a_, nullptr,
                      own, out);
     } else if (!recurrence_.wkv.is_none()) {
-      const MatView<const float> changes = kept(rows_, recurrence_.wkv.row_dim());
-      wkv(table, recurrence_.wkv, changes, changes.data, own, out);  // what reads the state does not count
+      wkv(table, recurrence_.wkv, rows, rows.data, own, out);  // what reads the state does not count
     }
   }
   n_ahead_ = n_kept_ = 0;

@@ -296,7 +296,11 @@ def _count_mixer(config: DecoderConfig, layer: LayerConfig) -> float:
         inner += 2 * (sum(ranks) + layer.wkv_gate_rank)
     channels = layer.n_scan_channels
     inner += 3 * channels
-    return float(width * inner + 2 * channels * (layer.scan_step_rank + layer.scan_state_dim))
+    selected = 2 * channels * (layer.scan_step_rank + layer.scan_state_dim)
+    if rank := layer.ssd_step_rank:
+        selected += layer.ssd_head_dim * layer.n_ssd_heads * (rank + 2 * layer.ssd_state_dim)
+        selected += layer.n_ssd_heads * rank
+    return float(width * inner + selected)
 
 
 def _count_feed_forward(config: DecoderConfig, layer: LayerConfig, n_experts: int) -> float:

@@ -68,6 +68,7 @@ MODULES = (
     "phi3",
     "phimoe",
     "plamo",
+    "plamo2",
     "plamo3",
     "plm",
     "qwen",

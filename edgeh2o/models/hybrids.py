@@ -40,6 +40,8 @@ class HybridRule:
         has_attention: some layers attend; else none does, and no file says how many heads it has.
         has_norms: Mamba-1 norms what it selects by, with weights; else files may say that it does,
             without.
+        selects: Mamba-2 makes its rates, and what writes to the state and reads it, of its
+            channels, as Mamba-1 does, with norms (PLaMo 2). Layers that have it have no heads.
     """
 
     mixer: Literal[
@@ -50,6 +52,7 @@ class HybridRule:
     has_one_branch: bool = False
     has_attention: bool = True
     has_norms: bool = True
+    selects: bool = False
 
     @property
     def goes_by_kv_heads(self) -> bool:
@@ -114,7 +117,9 @@ def _read_sizes(keys: ArchitectureKeys, rule: HybridRule) -> dict[str, Any]:
         return {**taps, **_read_row_decays(keys, is_bounded=rule.row_decays == "bounded")}
     if rule.mixer == "delta_net":
         return {**taps, "has_grouped_delta_heads": rule.is_grouped, **_read_delta_net(keys)}
-    return {**taps, **(_read_mamba1(keys, rule) if rule.mixer == "mamba1" else _read_mamba2(keys))}
+    if rule.mixer == "mamba1":
+        return {**taps, **_read_mamba1(keys, rule)}
+    return {**taps, **(_read_selecting(keys) if rule.selects else _read_mamba2(keys))}
 
 
 def _read_interval(keys: ArchitectureKeys) -> tuple[bool, ...]:
@@ -167,9 +172,21 @@ def _read_row_decays(keys: ArchitectureKeys, *, is_bounded: bool) -> dict[str, A
     return {**sizes, "delta_log_floor": floor}
 
 
-def _read_mamba2(keys: ArchitectureKeys) -> dict[str, int]:
+def _read_selecting(keys: ArchitectureKeys) -> dict[str, int]:
+    """No key says how many numbers rates are made of."""
+    if n_groups := keys.integer("ssm.group_count", minimum=0, maximum=MAX_SSD_HEADS):
+        raise FormatError(
+            f"{keys.quoted('ssm.group_count')} is {n_groups}, but only 0 is supported: what writes "
+            "to the state is one for all heads"
+        )
+    model_dim = keys.integer("embedding_length", maximum=MAX_WIDTH)
+    return {**_read_mamba2(keys, n_groups=1), "ssd_step_rank": max(64, model_dim // 16)}
+
+
+def _read_mamba2(keys: ArchitectureKeys, n_groups: int | None = None) -> dict[str, int]:
     """Files call the number of heads the rank of the time steps, which it was in Mamba 1."""
-    n_groups = keys.integer("ssm.group_count", maximum=MAX_SSD_HEADS)
+    if n_groups is None:
+        n_groups = keys.integer("ssm.group_count", maximum=MAX_SSD_HEADS)
     n_heads = keys.integer("ssm.time_step_rank", maximum=MAX_SSD_HEADS)
     inner = keys.integer("ssm.inner_size", maximum=MAX_SSD_HEADS * MAX_SSD_HEAD_DIM)
     _check_multiple(keys, n_heads, n_groups)
@@ -237,7 +254,9 @@ def _check_multiple(keys: ArchitectureKeys, n_heads: int, n_groups: int) -> None
 def ssd_sizes(layer: LayerConfig) -> Mapping[str, int]:
     """Named sizes of the tensors of Mamba-2: see ``Hyperparameters.sizes``."""
     inner = layer.n_ssd_heads * layer.ssd_head_dim
-    conv = inner + 2 * layer.n_ssd_groups * layer.ssd_state_dim
+    bc_dim = 2 * layer.n_ssd_groups * layer.ssd_state_dim
+    conv = inner if layer.ssd_step_rank else inner + bc_dim
+    n_rates = 0 if layer.ssd_step_rank else layer.n_ssd_heads
     return {
         "n_ssd_heads": layer.n_ssd_heads,
         "n_ssd_groups": layer.n_ssd_groups,
@@ -245,7 +264,10 @@ def ssd_sizes(layer: LayerConfig) -> Mapping[str, int]:
         "ssd_group_dim": inner // max(layer.n_ssd_groups, 1),
         "ssd_conv_dim": conv,
         "ssd_bc_dim": layer.n_ssd_groups * layer.ssd_state_dim,
-        "ssd_in_dim": inner + conv + layer.n_ssd_heads,
+        "ssd_in_dim": inner + conv + n_rates,
+        "ssd_state_dim": layer.ssd_state_dim,
+        "ssd_step_rank": layer.ssd_step_rank,
+        "ssd_projected_dim": bc_dim + layer.ssd_step_rank,
     }
 
 

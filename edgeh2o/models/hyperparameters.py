@@ -106,6 +106,7 @@ class Hyperparameters:
         return {
             "one": 1,
             "n_heads": layer.n_heads,
+            "n_kv_heads": layer.n_kv_heads,
             "token_input_dim": self.token_input_dim,
             "token_inputs_dim": self.token_input_dim * len(self.layers),
             "token_input_rows": self.token_input_rows,
@@ -269,7 +270,9 @@ def _read_layers(
     has_rope: Sequence[bool],
     hybrid: HybridRule | None,
 ) -> tuple[LayerConfig, ...]:
-    has_no_heads = hybrid is not None and (hybrid.mixer == "none" or not hybrid.has_attention)
+    has_no_heads = hybrid is not None and (
+        hybrid.mixer == "none" or hybrid.selects or not hybrid.has_attention
+    )
     n_heads = n_kv_heads = keys.integers(
         "attention.head_count", maximum=MAX_HEADS, minimum=0 if has_no_heads else 1
     )

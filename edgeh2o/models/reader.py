@@ -238,7 +238,9 @@ def _has_joint_bias(gguf: ModelTensors, spec: ArchitectureSpec) -> bool:
     return FUSED_BIAS in gguf.tensors and any(rule.name == name for rule in spec.all_tensors)
 
 
-def _qk_norm(gguf: ModelTensors, spec: ArchitectureSpec) -> Literal["none", "head", "projection"]:
+def _qk_norm(
+    gguf: ModelTensors, spec: ArchitectureSpec
+) -> Literal["none", "head", "own_head", "projection"]:
     is_left_out = spec.has_optional_qk_norm and QK_NORM_TENSOR not in gguf.tensors
     return "none" if is_left_out else spec.qk_norm
 

@@ -103,7 +103,7 @@ class ArchitectureSpec:
     parallel_switch: str | None = None
     fused_tensors: tuple[TensorRule, ...] = ()
     unused_tensors: tuple[str, ...] = ()
-    qk_norm: Literal["none", "head", "projection"] = "none"
+    qk_norm: Literal["none", "head", "own_head", "projection"] = "none"
     qk_norm_after_rope: bool = False
     has_optional_qk_norm: bool = False
     norms_rotated: bool = False

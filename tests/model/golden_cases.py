@@ -320,6 +320,25 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "rope_base": 1e6,
         "rope_base_sliding": 500.0,
     },
+    # llama.cpp rotates nothing, and does not come to an end, where the first layer has no heads.
+    "plamo2": {
+        "architecture": "plamo2",
+        "n_layers": 4,
+        "n_kv_heads": (2, 0, 1, 0),
+        "n_heads": (4, 0, 4, 0),
+        "n_conv_taps": 4,
+    },
+    "plamo2_wide": {
+        "architecture": "plamo2",
+        "n_layers": 3,
+        "n_kv_heads": (4, 0, 0),
+        "n_heads": (4, 0, 0),
+        "n_ssd_heads": 3,
+        "ssd_head_dim": 32,
+        "ssd_state_dim": 64,
+        "rope_base": 1e6,
+        "tied": False,
+    },
     "plamo3": {
         "architecture": "plamo3",
         "n_layers": 9,

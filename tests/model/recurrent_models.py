@@ -21,6 +21,7 @@ MODELS: dict[str, dict[str, object]] = {
     # Keys and values and a recurrent state in one layer.
     "falcon-h1": {"architecture": "falcon-h1", "n_layers": 2},
     "jamba": {"architecture": "jamba", "n_layers": 4, "n_conv_taps": 4},
+    "plamo2": {"architecture": "plamo2", "n_layers": 4, "n_conv_taps": 4},
     # No layer attends.
     "mamba": {"architecture": "mamba", "n_layers": 3},
     "mamba2": {"architecture": "mamba2", "n_layers": 3},

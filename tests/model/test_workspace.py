@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from edgeh2o import _core
+from tests.reference.dense import DenseLayer
 from tests.tiny_models import TinyModelFactory
 
-from .model_pair import load_pair, random_tokens
+from .model_pair import load_pair, prefill, random_tokens, relative_error
 
 N_PROMPT = 8192
 
@@ -41,3 +42,25 @@ def test_the_first_generated_token_gives_back_the_memory_of_a_long_prompt(
         assert n_given_back > session.memory_bytes["activations"] / 4
         runs.append(np.stack(logits))
     np.testing.assert_array_equal(*runs)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"architecture": "plamo2", "n_ssd_heads": 2},
+        {"architecture": "mamba", "n_scan_channels": 32, "scan_step_rank": 4096},
+        {"architecture": "rwkv7", "wkv_gate_rank": 4096, "tied": False},
+    ],
+    ids=lambda options: options["architecture"],
+)
+def test_a_vector_between_products_may_be_wider_than_all_else(
+    tiny_model: TinyModelFactory, options: dict[str, Any]
+) -> None:
+    """What is packed for the second product has room: it was written beyond the end."""
+    shape = {"model_dim": 32, "n_heads": 2, "n_kv_heads": 2, "head_dim": 16, "ffn_dim": 32}
+    pair = load_pair(tiny_model, **{**shape, "tensor_type": "Q8_0", **options})
+    tokens = random_tokens(100)
+    logits = prefill(pair.session(_core.dense_policy()), tokens)
+    exact = pair.reference.start(DenseLayer).prefill(tokens)
+    rounding_error = relative_error(pair.as_computed(DenseLayer).prefill(tokens), exact)
+    assert relative_error(logits, exact) < 1.3 * rounding_error

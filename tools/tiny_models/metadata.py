@@ -63,7 +63,7 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_array(f"{model.architecture}.swiglu_clamp_exp", limits.tolist())
     if not model.family.attends:
         writer.add_head_count(0)
-    elif model.family.lacks_mixers:
+    elif model.family.lacks_mixers or model.family.has_selecting_mamba2:
         writer.add_head_count([n_heads for n_heads, *_ in model.layers])
     else:
         writer.add_head_count(model.n_heads)
@@ -86,7 +86,7 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     elif not model.family.is_latent and model.family.attends:
         writer.add_head_count_kv(model.n_kv_heads)
     recurrent.add_metadata(writer, model)
-    if model.family.mamba2 == "other":
+    if model.family.mamba2 == "other" and not model.family.has_selecting_mamba2:
         writer.add_rope_scaling_finetuned(model.rotates)
     if not model.family.is_latent:
         writer.add_key_length(model.head_dim)

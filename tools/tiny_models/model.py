@@ -193,6 +193,8 @@ class TinyModel:
         by_turns = family.has_short_conv or family.has_mamba1 or family.mamba2 == "other"
         if by_turns and not isinstance(self.n_kv_heads, tuple):
             rows[1] = tuple(self.n_kv_heads * (layer % 2) for layer in range(self.n_layers))
+        if family.has_selecting_mamba2:
+            rows[0] = tuple(n * (kv > 0) for n, kv in zip(rows[0], rows[1], strict=True))
         if not family.attends:
             n_widths = len(rows) if family.has_only_mamba else 2
             rows[:n_widths] = [(0,) * self.n_layers] * n_widths

@@ -47,7 +47,7 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
             writer.add_float32(f"{model.architecture}.kda.gate_lower_bound", LOG_FLOOR)
     if family.mamba2 is not None:
         writer.add_ssm_conv_kernel(model.n_conv_taps)
-        writer.add_ssm_group_count(model.n_ssd_groups)
+        writer.add_ssm_group_count(0 if family.has_selecting_mamba2 else model.n_ssd_groups)
         writer.add_ssm_time_step_rank(model.n_ssd_heads)
         writer.add_ssm_state_size(model.ssd_state_dim)
         writer.add_ssm_inner_size(model.n_ssd_heads * model.ssd_head_dim)
@@ -88,6 +88,8 @@ def add_layer(
         return _add_rwkv7(normal, prefix, model)
     if mixer == "mamba1":
         return _add_mamba1(normal, prefix, model)
+    if mixer == "mamba2" and model.family.has_selecting_mamba2:
+        return _add_selecting_mamba2(normal, prefix, model)
     return _add_mamba2(normal, prefix, model) if "mamba2" in mixer else []
 
 
@@ -159,6 +161,25 @@ def _add_mamba2(normal: Callable[..., None], prefix: str, model: TinyModel) -> l
         normal(f"{prefix}ssm_norm.weight", groups, inner // groups, std=0.1, mean=1.0)
     return [
         ("ssm_in", inner + conv_dim + heads, width, width**-0.5),
+        ("ssm_out", width, inner, inner**-0.5),
+    ]
+
+
+def _add_selecting_mamba2(
+    normal: Callable[..., None], prefix: str, model: TinyModel
+) -> list[Matrix]:
+    heads, states, width = model.n_ssd_heads, model.ssd_state_dim, model.model_dim
+    inner, rank = heads * model.ssd_head_dim, max(64, width // 16)
+    normal(f"{prefix}ssm_conv1d.weight", inner, model.n_conv_taps, std=0.6)
+    normal(f"{prefix}ssm_dt.bias", heads, std=0.7, mean=-2.0)
+    normal(f"{prefix}ssm_a", heads, std=0.1, mean=-0.5)
+    normal(f"{prefix}ssm_d", heads, std=0.5, mean=1.0)
+    for name, size in (("dt", rank), ("b", states), ("c", states)):
+        normal(f"{prefix}ssm_{name}_norm", size, std=0.1, mean=1.0)
+    return [
+        ("ssm_in", 2 * inner, width, width**-0.5),
+        ("ssm_x", 2 * states + rank, inner, inner**-0.5),
+        ("ssm_dt", heads, rank, rank**-0.5),
         ("ssm_out", width, inner, inner**-0.5),
     ]
 

@@ -187,10 +187,15 @@ def _add_attention(
     n_heads, n_kv_heads, _ = model.layers[layer]
     head_dim = model.head_dims[layer]
     q_dim, kv_dim = n_heads * head_dim, n_kv_heads * head_dim
-    norm_dims = (head_dim, head_dim) if family.qk_norm == "head" else (q_dim, kv_dim)
+    norm_shapes = {
+        "head": ((head_dim,), (head_dim,)),
+        "own_head": ((n_heads, head_dim), (n_kv_heads, head_dim)),
+        "projection": ((q_dim,), (kv_dim,)),
+    }
     if family.qk_norm is not None and model.has_qk_norm:
-        for name, size in zip(("attn_q_norm", "attn_k_norm"), norm_dims, strict=True):
-            normal(f"blk.{layer}.{name}.weight", size, std=0.1, mean=1.0)
+        shapes = norm_shapes[family.qk_norm]
+        for name, shape in zip(("attn_q_norm", "attn_k_norm"), shapes, strict=True):
+            normal(f"blk.{layer}.{name}.weight", *shape, std=0.1, mean=1.0)
     std = (ATTENTION_LOGIT_STD / width) ** 0.5
     gate = []
     if family.output_gate is not None:

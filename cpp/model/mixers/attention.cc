@@ -25,10 +25,12 @@ struct Qkv {
 void norm_qk(const LayerCall& call, const Qkv& qkv) {
   const LayerWeights& w = call.layer_weights();
   if (call.spec().qk_norm == QkNorm::kNone) return;
-  const float eps = call.config.norm_eps;
-  rms_norm_groups(call.table(), qkv.q, {w.attn_q_norm.data(), w.attn_q_norm.size()}, eps);
-  if (!call.spec().heads.has_own_kv()) return;
-  rms_norm_groups(call.table(), qkv.k, {w.attn_k_norm.data(), w.attn_k_norm.size()}, eps);
+  const auto norm = [&](MatView<float> rows, const std::vector<float>& weight) {
+    const size_t size = call.spec().qk_norm == QkNorm::kOwnHead ? call.spec().heads.key_dim : weight.size();
+    rms_norm_groups(call.table(), rows, size, {weight.data(), weight.size()}, call.config.norm_eps);
+  };
+  norm(qkv.q, w.attn_q_norm);
+  if (call.spec().heads.has_own_kv()) norm(qkv.k, w.attn_k_norm);
 }
 
 // Queries, keys and values of the rows x of a call, of which the first is row first_row of its buffers:

@@ -50,22 +50,8 @@ struct Mamba1 {
                   w.conv_bias.empty() ? nullptr : w.conv_bias.data());
   }
 
-  // Steps, and what writes to the state and what reads it, of the channels behind the convolution.
   static void select(const LayerCall& call, const Parts& parts) {
-    const LayerWeights& w = call.layer_weights();
-    const KernelTable& table = call.table();
-    const auto norm = [&](MatView<float> rows, size_t first, const std::vector<float>& weight) {
-      rows.data += first;
-      rows.cols = weight.size();
-      rms_norm_groups(table, rows, {weight.data(), weight.size()}, call.config.norm_eps);
-    };
-    multiply(call, w.ssm_x, as_const(parts.u), parts.step_inputs);
-    if (call.spec().scan.norms != ScanNorms::kNone) {
-      norm(parts.step_inputs, 0, w.ssm_dt_norm);
-      norm(parts.bc, 0, w.ssm_b_norm);
-      norm(parts.bc, w.ssm_b_norm.size(), w.ssm_c_norm);
-    }
-    multiply(call, w.ssm_dt, as_const(parts.step_inputs), parts.steps);
+    select_by(call, parts.u, parts.step_inputs.data, parts.bc, parts.step_inputs, parts.steps);
   }
 
   static void scan(const LayerCall& call, size_t begin, const Parts& parts, MatView<float> out) {
@@ -99,26 +85,8 @@ struct Mamba1 {
 
 void mix_mamba1(const LayerCall& call) { mix_step<Mamba1>(call, 0); }
 
-// As mix_steps, but that the products behind the convolutions are shared too.
 void mix_mamba1s(const LayerCall& call, Span<const Step> steps, MatView<float> x) {
-  const size_t width = Mamba1::width(call);
-  const MatView<float> out{call.buffers().attended, x.rows, width, width};
-  const Mamba1::Parts parts(call, x.rows);
-  const auto for_each = [&](const auto& f) {
-    for_each_step(call, steps, [&](const LayerCall& one) {
-      const size_t n = one.step.tokens.size;
-      f(one, parts.rows_from(one.first_row, n), out.rows_from(one.first_row, n));
-    });
-  };
-  Mamba1::project(call, x, parts);
-  for_each(
-      [](const LayerCall& one, const Mamba1::Parts& own, MatView<float>) { Mamba1::convolve(one, 0, own); });
-  Mamba1::select(call, parts);
-  for_each([](const LayerCall& one, const Mamba1::Parts& own, MatView<float> rows) {
-    Mamba1::scan(one, 0, own, rows);
-    one.count_recurrent();
-  });
-  Mamba1::finish(call, x, parts, out);
+  mix_selecting_steps<Mamba1>(call, steps, x);
 }
 
 }  // namespace edgeh2o

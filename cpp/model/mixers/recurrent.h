@@ -5,11 +5,17 @@
 //   project(call, x, parts): products with rows x of the residual stream;
 //   recur(call, begin, parts, out): the recurrence of the rows of call.step from row `begin` on, and out;
 //   finish(call, x, parts, out): adds to rows x what is made of out.
+// One whose recurrence takes what is made of the channels behind a convolution has, in place of recur,
+//   convolve(call, begin, parts): the convolution;
+//   select(call, parts): products with its channels;
+//   scan(call, begin, parts, out): the rest.
 #pragma once
 
 #include <algorithm>
 
+#include "model/branch.h"
 #include "model/layer_call.h"
+#include "ops/rows.h"
 
 namespace edgeh2o {
 
@@ -90,6 +96,49 @@ void mix_steps(const LayerCall& call, Span<const Step> steps, MatView<float> x) 
     one.count_recurrent();
   });
   Mixer::finish(call, x, parts, out);
+}
+
+// The same, but that the products behind the convolutions are shared too.
+template <typename Mixer>
+void mix_selecting_steps(const LayerCall& call, Span<const Step> steps, MatView<float> x) {
+  const size_t width = Mixer::width(call);
+  const MatView<float> out{call.buffers().attended, x.rows, width, width};
+  const typename Mixer::Parts parts(call, x.rows);
+  const auto for_each = [&](const auto& f) {
+    for_each_step(call, steps, [&](const LayerCall& one) {
+      const size_t n = one.step.tokens.size;
+      f(one, parts.rows_from(one.first_row, n), out.rows_from(one.first_row, n));
+    });
+  };
+  Mixer::project(call, x, parts);
+  for_each([](const LayerCall& one, const typename Mixer::Parts& own, MatView<float>) {
+    Mixer::convolve(one, 0, own);
+  });
+  Mixer::select(call, parts);
+  for_each([](const LayerCall& one, const typename Mixer::Parts& own, MatView<float> rows) {
+    Mixer::scan(one, 0, own, rows);
+    one.count_recurrent();
+  });
+  Mixer::finish(call, x, parts, out);
+}
+
+// What a recurrence selects by, made of the channels behind its convolution: one product makes bc, what
+// writes to the state and what reads it, and step_inputs, which lie side by side in any order from `first`
+// on; steps are made of the latter. The three are normed where the layer has norms of them.
+inline void select_by(const LayerCall& call, MatView<float> channels, float* first, MatView<float> bc,
+                      MatView<float> step_inputs, MatView<float> steps) {
+  const LayerWeights& w = call.layer_weights();
+  const MatView<float> projected{first, channels.rows, bc.cols + step_inputs.cols, channels.stride};
+  multiply(call, w.ssm_x, as_const(channels), projected);
+  const auto norm = [&](MatView<float> rows, size_t column, const std::vector<float>& weight) {
+    if (weight.empty()) return;
+    rms_norm_groups(call.table(), {rows.data + column, rows.rows, weight.size(), rows.stride},
+                    {weight.data(), weight.size()}, call.config.norm_eps);
+  };
+  norm(step_inputs, 0, w.ssm_dt_norm);
+  norm(bc, 0, w.ssm_b_norm);
+  norm(bc, w.ssm_b_norm.size(), w.ssm_c_norm);
+  multiply(call, w.ssm_dt, as_const(step_inputs), steps);
 }
 
 }  // namespace edgeh2o

@@ -48,7 +48,7 @@ REFUSED = {
     **dict.fromkeys(("starcoder2", "rwkv7"), "LayerNorm"),
     **dict.fromkeys(("codeshell", "cohere2moe", "gpt2", "starcoder"), "LayerNorm"),
     "orion": "LayerNorm",
-    **dict.fromkeys(("jamba", "mamba"), "Mamba-1 layers"),
+    **dict.fromkeys(("jamba", "mamba", "plamo2"), "Mamba-1 layers"),
     "llama4": "windows that begin at fixed positions",
     "mistral4": "latent attention whose queries are scaled by their position",
     "mamba2": "models without attention",

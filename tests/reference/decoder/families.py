@@ -240,6 +240,7 @@ FAMILIES: Mapping[str, Family] = {
     "phi3": Family(),
     "phimoe": Family(),
     "plamo": Family(is_parallel=True, ffn_norm="attn_norm"),
+    "plamo2": Family(),
     "plamo3": Family(window_period=8, sliding_base=10000.0),
     "plm": Family(is_interleaved=True, is_ungated=True),
     "qwen": Family(),

@@ -323,7 +323,8 @@ def _name_experts(weights: Weights) -> None:
     for name in [name for name in weights if name.endswith("_exps.weight")]:
         for index, matrix in enumerate(weights.pop(name)):
             weights[name.replace(".weight", f".{index}.weight")] = matrix
-    for name in [name for name in weights if name.endswith(("_attention_norm", "post_ffw_norm"))]:
+    bare = ("_attention_norm", "post_ffw_norm", *(f".ssm_{name}_norm" for name in ("dt", "b", "c")))
+    for name in [name for name in weights if name.endswith(bare)]:
         weights[f"{name}.weight"] = weights.pop(name)
     for name in [name for name in weights if name.endswith(".exp_probs_b")]:
         weights[f"{name}.bias"] = weights.pop(name)

@@ -218,6 +218,31 @@ class RecurrentBlocks:
             gated_rows = self.rows.normalised(gated_rows) * norm
         return self.rows.linear(prefix + "ssm_out", gated_rows.reshape(n, inner))
 
+    def selecting_mamba2(self, layer: int, x: Array) -> Array:
+        """Mamba-2 whose rates, and what writes to the state and reads it, are made of its channels
+        and normed (PLaMo 2); one of the latter is of all heads."""
+        prefix, weights = f"blk.{layer}.", self.weights
+        names = ("ssm_conv1d.weight", "ssm_a", "ssm_d")
+        taps, a, skips = (weights[prefix + n].astype(np.float64) for n in names)
+        n, n_heads = len(x), len(a)
+        projected = self.rows.linear(prefix + "ssm_in", self.rows.norm(prefix + "attn_norm", x))
+        z, inputs = projected.reshape(n, n_heads, 2, -1).transpose(2, 0, 1, 3).reshape(2, n, -1)
+        inputs = silu(self._convolved(layer, inputs, taps))
+        n_rows = len(weights[f"{prefix}ssm_b_norm.weight"])
+        selected = np.split(
+            self.rows.linear(prefix + "ssm_x", inputs), [n_rows, 2 * n_rows], axis=1
+        )
+        b, c, steps = (
+            self.rows.norm(f"{prefix}ssm_{name}_norm", part)
+            for name, part in zip(("b", "c", "dt"), selected, strict=True)
+        )
+        rates = softplus(self.rows.linear(prefix + "ssm_dt", steps))
+        b, c = (np.repeat(part[:, None], n_heads, axis=1) for part in (b, c))
+        heads = inputs.reshape(n, n_heads, -1)
+        state = self._ssd_states.get(layer, np.zeros((n_heads, n_rows, heads.shape[2])))
+        out, self._ssd_states[layer] = ssd(heads, b, c, np.exp(a * rates), rates, skips, state)
+        return self.rows.linear(prefix + "ssm_out", out.reshape(n, -1) * silu(z))
+
     def _convolved(self, layer: int, inputs: Array, taps: Array) -> Array:
         """Sums over the last tokens [n, channels], weighted by taps [channels, n_taps]."""
         n_before = taps.shape[1] - 1

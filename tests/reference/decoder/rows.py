@@ -54,7 +54,8 @@ class Rows:
         return out if bias is None else out + bias
 
     def norm(self, name: str, x: Array, *, eps: float | None = None) -> Array:
-        """RMS norm of groups of as many elements as the weight has; x if there is no weight.
+        """RMS norm of groups as long as the weight, or as its rows, of which each group has one; x
+        if there is no weight.
 
         In some families it is LayerNorm: without the mean, and with a bias if there is one.
         """
@@ -62,7 +63,7 @@ class Rows:
         if weight is None and (family.has_norm_weights or not name.endswith(_NORMS)):
             return x
         weight = np.ones(x.shape[-1]) if weight is None else weight.astype(np.float64)
-        groups = x.reshape(*x.shape[:-1], -1, len(weight))
+        groups = x.reshape(*x.shape[:-1], -1, weight.shape[-1])
         if self.config.family.has_layer_norm:
             groups = groups - groups.mean(axis=-1, keepdims=True)
         bias = self.weights.get(name + ".bias", np.float32(0.0)).astype(np.float64)

@@ -201,7 +201,10 @@ class DecoderRun:
             else:
                 branch = np.zeros_like(x)
             if f"{prefix}ssm_x.weight" in weights:
-                branch = branch + self._recurrent.mamba1(layer_idx, x)
+                is_per_head = weights[f"{prefix}ssm_a"].ndim == 1
+                blocks = self._recurrent
+                mamba = blocks.selecting_mamba2 if is_per_head else blocks.mamba1
+                branch = branch + mamba(layer_idx, x)
             elif f"{prefix}ssm_in.weight" in weights:
                 branch = branch + self._recurrent.mamba2(layer_idx, x)
             if f"{prefix}attn_output.weight" in weights and config.latent is None:
