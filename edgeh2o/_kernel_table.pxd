@@ -49,6 +49,16 @@ cdef extern from "kernels/selective_scan.h" namespace "edgeh2o" nogil:
         float* out
 
 cdef extern from "kernels/wkv.h" namespace "edgeh2o" nogil:
+    cdef struct Wkv6Slice:
+        size_t n_tokens, key_dim, stride, own_stride, out_stride
+        const float* decays
+        const float* keys
+        const float* values
+        const float* queries
+        const float* own
+        float* state
+        float* out
+
     cdef struct WkvSlice:
         size_t n_tokens, key_dim, stride, out_stride
         const float* decays
@@ -116,6 +126,8 @@ cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
         void (*ssd_f32)(const SsdSlice&) noexcept
         void (*selective_scan_f32)(const ScanSlice&) noexcept
         void (*wkv_f32)(const WkvSlice&) noexcept
+        void (*wkv6_f32)(const Wkv6Slice&) noexcept
+        void (*key_decays_f32)(float*, const float*, size_t) noexcept
         void (*row_decays_f32)(float*, const float*, float, float, size_t) noexcept
         void (*multiply_f32)(float*, const float*, const float*, size_t) noexcept
         void (*convolve_f32)(float*, const float* const*, const float*, size_t, size_t, size_t) noexcept

@@ -12,6 +12,7 @@ from edgeh2o._kernel_table cimport (
     KernelTable,
     ScanSlice,
     SsdSlice,
+    Wkv6Slice,
     WkvSlice,
     delta_scratch_size,
     kv_row_bytes,
@@ -255,6 +256,39 @@ def wkv(str isa, const float[:, ::1] rows, const float[:, ::1] state):
     piece.state, piece.out = &after[0, 0], &out[0, 0]
     table_of(isa).wkv_f32(piece)
     return np.asarray(out), np.asarray(after)
+
+
+def wkv6(str isa, const float[:, ::1] rows, const float[:, ::1] state):
+    """Outputs [n, 16] of n tokens, and the state [key_dim, 16] after them; all float32.
+
+    rows are [n, 3 * key_dim + 17]: decays, keys and queries, then values, and how much of these goes
+    to the output directly.
+    """
+    cdef size_t n = rows.shape[0], dim = state.shape[0]
+    if state.shape[1] != 16 or dim % 16 or dim == 0:
+        raise ValueError("the state must be [key_dim, 16], key_dim a multiple of 16")
+    if n == 0 or <size_t>rows.shape[1] != 3 * dim + 17:
+        raise ValueError("rows must be [n, 3 * key_dim + 17]")
+    cdef float[:, ::1] out = np.empty((n, 16), np.float32)
+    cdef float[:, ::1] after = np.array(state)
+    cdef const float* data = &rows[0, 0]
+    cdef Wkv6Slice piece
+    piece.n_tokens, piece.key_dim, piece.out_stride = n, dim, 16
+    piece.stride, piece.own_stride = 3 * dim + 17, 3 * dim + 17
+    piece.decays, piece.keys, piece.queries = data, data + dim, data + 2 * dim
+    piece.values, piece.own = data + 3 * dim, data + 3 * dim + 16
+    piece.state, piece.out = &after[0, 0], &out[0, 0]
+    table_of(isa).wkv6_f32(piece)
+    return np.asarray(out), np.asarray(after)
+
+
+def key_decays(str isa, const float[::1] x, const float[::1] biases):
+    """exp(-exp(x + biases)), float32 [n]."""
+    if biases.shape[0] != x.shape[0] or x.shape[0] == 0:
+        raise ValueError("biases must be as long as x, which is not empty")
+    cdef float[::1] out = np.array(x)
+    table_of(isa).key_decays_f32(&out[0], &biases[0], out.shape[0])
+    return np.asarray(out)
 
 
 def row_decays(str isa, const float[::1] x, const float[::1] biases, float a, float log_floor):

@@ -173,6 +173,9 @@ FAMILIES: Mapping[str, Family] = {
     "maincoder": Family(qk_norm="head"),
     "mamba": Family(has_mamba1=True, has_only_mamba1=True),
     "mamba2": Family(mamba2="only"),
+    "rwkv6": Family(
+        has_rwkv6=True, has_layer_norm=True, has_norm_biases=True, ffn_norm="attn_norm_2"
+    ),
     "rwkv7": Family(
         has_rwkv7=True, has_layer_norm=True, has_norm_biases=True, ffn_norm="attn_norm_2"
     ),

@@ -40,7 +40,7 @@ class Family:
             it no heads.
         has_mamba1: layers without KV heads, by default every other one, have Mamba-1.
         has_only_mamba1: all layers are that and nothing else.
-        has_rwkv7: all layers have the mixer and the network of RWKV-7.
+        has_rwkv6, has_rwkv7: all layers have the mixer and the network of RWKV-6 or RWKV-7.
         goes_by_turns: every other layer has experts, the second first, as no key says.
         is_ungated: the feed-forward network has no gate, but the square of ReLU.
         has_layer_norm, has_norm_biases: norms are LayerNorm; norms of either kind have biases.
@@ -108,6 +108,7 @@ class Family:
     has_selecting_mamba2: bool = False
     has_mamba1: bool = False
     has_only_mamba1: bool = False
+    has_rwkv6: bool = False
     has_rwkv7: bool = False
     goes_by_turns: bool = False
     has_expert_bias: bool = False
@@ -160,16 +161,20 @@ class Family:
         return self.has_only_mamba1 or self.mamba2 == "only"
 
     @property
+    def is_rwkv(self) -> bool:
+        return self.has_rwkv6 or self.has_rwkv7
+
+    @property
     def attends(self) -> bool:
         """Whether some layer does."""
-        return not (self.has_only_mamba or self.has_rwkv7)
+        return not (self.has_only_mamba or self.is_rwkv)
 
     @property
     def is_hybrid(self) -> bool:
         """Whether the first layer does not attend, but the second does."""
         has_mamba = self.has_mamba1 or self.mamba2 in ("other", "single", "only")
         has_delta_net = self.has_delta_net or self.has_row_decays
-        return self.has_short_conv or has_delta_net or has_mamba or self.has_rwkv7
+        return self.has_short_conv or has_delta_net or has_mamba or self.is_rwkv
 
     @property
     def is_recurrent(self) -> bool:

@@ -70,6 +70,7 @@ LayerSpec make_layer(const py::dict& fields) {
                       {"attention_mamba2", MixerKind::kAttentionMamba2},
                       {"mamba1", MixerKind::kMamba1},
                       {"rwkv7", MixerKind::kRwkv7},
+                      {"rwkv6", MixerKind::kRwkv6},
                       {"none", MixerKind::kNone}});
   reader.read("n_heads", layer.heads.n_heads);
   reader.read("n_kv_heads", layer.heads.n_kv_heads);
@@ -130,6 +131,7 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("wkv_rate_rank", layer.wkv.rate_rank);
   reader.read("wkv_value_rank", layer.wkv.value_rank);
   reader.read("wkv_gate_rank", layer.wkv.gate_rank);
+  reader.read("wkv_shift_rank", layer.wkv.shift_rank);
   reader.read("n_scan_channels", layer.scan.n_channels);
   reader.read("scan_state_dim", layer.scan.state_dim);
   reader.read("scan_step_rank", layer.scan.step_rank);
@@ -183,6 +185,7 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("laurel_rank", layer.laurel_rank);
   reader.read("token_input_dim", layer.token_input_dim);
   reader.read("has_output_scale", layer.has_output_scale);
+  reader.read("output_scale", layer.output_scale);
   reader.finish();
   return layer;
 }

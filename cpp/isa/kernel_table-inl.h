@@ -83,6 +83,8 @@ const KernelTable kTable = {
     ssd_f32,
     selective_scan_f32,
     wkv_f32,
+    wkv6_f32,
+    key_decays_f32,
     row_decays_f32,
     multiply_f32,
     convolve_f32,

@@ -94,6 +94,8 @@ struct KernelTable {
   void (*ssd_f32)(const SsdSlice& slice);
   void (*selective_scan_f32)(const ScanSlice& slice);
   void (*wkv_f32)(const WkvSlice& slice);
+  void (*wkv6_f32)(const Wkv6Slice& slice);
+  void (*key_decays_f32)(float* x, const float* biases, size_t n);
   void (*row_decays_f32)(float* x, const float* biases, float a, float log_floor, size_t n);
   void (*multiply_f32)(float* out, const float* a, const float* b, size_t n);
   void (*convolve_f32)(float* out, const float* const* taps, const float* weights, size_t weight_stride,

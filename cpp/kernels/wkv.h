@@ -1,4 +1,4 @@
-// What the kernel of the recurrence of RWKV-7 works on.
+// What the kernels of the recurrences of RWKV-7 and RWKV-6 work on.
 #pragma once
 
 #include <cstddef>
@@ -19,6 +19,22 @@ struct WkvSlice {
   const float* queries;      // [n_tokens][key_dim] what reads it
   size_t stride;
   float* state;  // [key_dim][kWkvColumns]
+  float* out;    // [n_tokens][kWkvColumns]
+  size_t out_stride;
+};
+
+// The same of RWKV-6, whose queries read what was there before the token, and of the token itself `own` times
+// its values.
+struct Wkv6Slice {
+  size_t n_tokens, key_dim;  // a multiple of kWkvColumns
+  const float* decays;       // [n_tokens][key_dim], 0 to 1
+  const float* keys;         // [n_tokens][key_dim]
+  const float* values;       // [n_tokens][kWkvColumns]
+  const float* queries;      // [n_tokens][key_dim]
+  size_t stride;
+  const float* own;  // [n_tokens]
+  size_t own_stride;
+  float* state;  // [key_dim][kWkvColumns], of the token before the first; then of the last
   float* out;    // [n_tokens][kWkvColumns]
   size_t out_stride;
 };

@@ -13,6 +13,7 @@
 #include "model/mixers/delta_net.h"
 #include "model/mixers/mamba1.h"
 #include "model/mixers/mamba2.h"
+#include "model/mixers/rwkv6.h"
 #include "model/mixers/rwkv7.h"
 #include "model/mixers/short_conv.h"
 #include "model/passes.h"
@@ -110,6 +111,9 @@ void Decoder::run_layer(const LayerCall& call, const Observer& observer) const {
     case MixerKind::kRwkv7:
       mix_rwkv7(call);
       break;
+    case MixerKind::kRwkv6:
+      mix_rwkv6(call);
+      break;
     case MixerKind::kNone:
       break;
   }
@@ -153,6 +157,9 @@ void Decoder::run_layer_together(const LayerCall& call, Span<const Step> steps, 
       break;
     case MixerKind::kRwkv7:
       mix_rwkv7s(call, steps, x);
+      break;
+    case MixerKind::kRwkv6:
+      mix_rwkv6s(call, steps, x);
       break;
     case MixerKind::kNone:
       break;

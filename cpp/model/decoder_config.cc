@@ -69,16 +69,15 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
   EH2O_CHECK((layer.mixer == MixerKind::kMamba1) != layer.scan.is_none(),
              "a layer has channels of Mamba, but no such mixer");
   if (!layer.scan.is_none()) layer.scan.check();
-  EH2O_CHECK((layer.mixer == MixerKind::kRwkv7) != layer.wkv.is_none() &&
-                 (layer.mixer == MixerKind::kRwkv7) == (layer.ffn == FfnKind::kShifted),
-             "RWKV-7 has heads, and a network that looks back, and no other layer has");
+  EH2O_CHECK(layer.is_rwkv() != layer.wkv.is_none() && layer.is_rwkv() == (layer.ffn == FfnKind::kShifted) &&
+                 (layer.mixer == MixerKind::kRwkv6) == layer.wkv.is_rwkv6(),
+             "RWKV has heads, and a network that looks back, and no other layer has");
   if (!layer.wkv.is_none()) {
     layer.wkv.check();
-    EH2O_CHECK(
-        layer.wkv.dim() == config.model_dim && layer.n_conv_taps == 2 && config.centres_norms &&
-            !config.has_two_states && layer.activation == Activation::kReluSquared &&
-            (layer.wkv.value_rank == 0) == (&layer == &config.layers[0]),
-        "RWKV-7 has heads as wide as the model, LayerNorm, and the values of its first layer in others");
+    EH2O_CHECK(layer.wkv.dim() == config.model_dim && layer.n_conv_taps == 2 && config.centres_norms &&
+                   !config.has_two_states && layer.activation == Activation::kReluSquared &&
+                   (layer.wkv.is_rwkv6() || (layer.wkv.value_rank == 0) == (&layer == &config.layers[0])),
+               "RWKV has heads as wide as the model, LayerNorm, and the values of its first layer in others");
   }
   if (layer.has_mixer() && layer.mixer != MixerKind::kAttention) {
     EH2O_CHECK(layer.n_conv_taps >= 2 && layer.n_conv_taps <= kMaxConvTaps,
@@ -112,6 +111,8 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
                   layer.heads.has_own_kv() && layer.latent.is_none() && !layer.has_output_gate() &&
                   !layer.is_parallel && !config.centres_norms && !config.has_norm_biases),
              "norms behind attention and activations are of plain attention and plain networks");
+  EH2O_CHECK(layer.output_scale == 1.0f || (!layer.has_output_scale && !config.has_streams),
+             "two factors of the residual stream behind a layer");
   EH2O_CHECK(layer.qkv_limit >= 0.0f, "qkv_limit = ", layer.qkv_limit);
   EH2O_CHECK(config.has_norm_weights || config.centres_norms || layer.has_head_gains || config.has_two_states,
              "RMS norms without weights");
@@ -122,11 +123,11 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
                   !layer.is_parallel && !layer.has_sub_norms && !config.centres_norms),
              "gains of heads are of plain attention whose heads are normed behind the rotary embedding");
   EH2O_CHECK(!config.centres_norms ||
-                 ((layer.mixer == MixerKind::kAttention || layer.mixer == MixerKind::kRwkv7) &&
-                  layer.has_ffn() && !layer.has_expert_norms && layer.norm_placement == NormPlacement::kPre &&
+                 ((layer.mixer == MixerKind::kAttention || layer.is_rwkv()) && layer.has_ffn() &&
+                  !layer.has_expert_norms && layer.norm_placement == NormPlacement::kPre &&
                   layer.qk_norm == QkNorm::kNone && !layer.norms_values && layer.latent.is_none() &&
                   layer.token_input_dim == 0),
-             "LayerNorm is of the inputs of plain attention, RWKV-7, and plain networks or experts");
+             "LayerNorm is of the inputs of plain attention, RWKV, and plain networks or experts");
   EH2O_CHECK(
       !config.has_norm_biases ||
           (layer.mixer == MixerKind::kAttention && layer.ffn != FfnKind::kNone &&

@@ -15,7 +15,7 @@ namespace edgeh2o {
 
 // Attention, or a short causal convolution between two gates (LFM2), or a gated delta net (Qwen3-Next), or
 // the state-space recurrence of Mamba-2, also beside attention (Falcon-H1), or the selective scan of Mamba-1
-// (Jamba), or the time mix of RWKV-7, or none (Nemotron-H).
+// (Jamba), or the time mix of RWKV-7 or RWKV-6, or none (Nemotron-H).
 enum class MixerKind : uint8_t {
   kAttention,
   kShortConv,
@@ -24,6 +24,7 @@ enum class MixerKind : uint8_t {
   kAttentionMamba2,
   kMamba1,
   kRwkv7,
+  kRwkv6,
   kNone
 };
 // How a router's logits become shares: by a softmax over all experts, or each by a sigmoid of its own.
@@ -95,7 +96,7 @@ struct LayerSpec {
   DeltaHeads delta;        // of a delta net, which has a convolution too
   SsdHeads ssd;            // of Mamba-2, which has one too
   ScanSizes scan;          // of Mamba-1 likewise
-  WkvHeads wkv;            // of RWKV-7, whose mixer and network look back by one token each
+  WkvHeads wkv;            // of RWKV, whose mixer and network look back by one token each
 
   FfnKind ffn = FfnKind::kGated;
   Activation activation = Activation::kSilu;
@@ -136,7 +137,8 @@ struct LayerSpec {
   // LAuReL (Menghani et al. 2024): a product of two matrices of this rank beside the mixer; 0: none.
   size_t laurel_rank = 0;
   size_t token_input_dim = 0;     // width of the layer's own input per token; 0: none
-  bool has_output_scale = false;  // the residual stream is multiplied by a number behind the layer
+  bool has_output_scale = false;  // the residual stream is multiplied by a number behind the layer,
+  float output_scale = 1.0f;      // or by this one, which no tensor says
 
   bool has_pre_norm() const { return norm_placement != NormPlacement::kPost; }
   bool has_post_norm() const { return norm_placement != NormPlacement::kPre; }
@@ -149,6 +151,7 @@ struct LayerSpec {
   bool cuts_gate() const { return gate_cutoff > -std::numeric_limits<float>::infinity(); }
   bool attends() const { return mixer == MixerKind::kAttention || mixer == MixerKind::kAttentionMamba2; }
   bool has_ssd() const { return mixer == MixerKind::kMamba2 || mixer == MixerKind::kAttentionMamba2; }
+  bool is_rwkv() const { return mixer == MixerKind::kRwkv7 || mixer == MixerKind::kRwkv6; }
   // Whether tokens that come later depend on the layer: it stores keys and values or has a recurrent state.
   bool keeps_tokens() const { return has_mixer() && (mixer != MixerKind::kAttention || heads.has_own_kv()); }
   // What the layer keeps of the tokens before beside keys and values.
@@ -156,7 +159,7 @@ struct LayerSpec {
     if (mixer == MixerKind::kShortConv) return {{}, {}, {}, model_dim, n_conv_taps};
     if (mixer == MixerKind::kDeltaNet) return {delta, {}, {}, delta.conv_dim(), n_conv_taps};
     if (mixer == MixerKind::kMamba1) return {{}, {}, scan, scan.n_channels, n_conv_taps};
-    if (mixer == MixerKind::kRwkv7) return {{}, {}, {}, 2 * model_dim, n_conv_taps, wkv};
+    if (is_rwkv()) return {{}, {}, {}, 2 * model_dim, n_conv_taps, wkv};
     return has_ssd() ? Recurrence{{}, ssd, {}, ssd.conv_dim(), n_conv_taps} : Recurrence{};
   }
   bool has_output_gate() const { return output_gate != OutputGate::kNone; }
@@ -182,7 +185,7 @@ struct LayerSpec {
     if (mixer == MixerKind::kShortConv) return 3 * model_dim;
     if (has_ssd()) return ssd.mixed_dim();
     if (mixer == MixerKind::kMamba1) return 3 * scan.n_channels + scan.projected_dim();
-    if (mixer == MixerKind::kRwkv7) return wkv.mixed_dim();
+    if (is_rwkv()) return wkv.mixed_dim();
     return delta.conv_dim() + delta.value_dim() + delta.n_value_heads + delta.n_decays() +
            2 * delta.gate_rank;
   }

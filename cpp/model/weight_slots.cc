@@ -209,6 +209,35 @@ void Weights::for_each_tensor(const F& f) {
       numbers("time_mix_ln.bias", mix.norm_bias);
       mix.ones.assign(std::max(model_dim, wkv.gate_rank), 1.0f);
       numbers("channel_mix_lerp_k.weight", layer.ffn_shares);
+    } else if (spec.mixer == MixerKind::kRwkv6) {
+      TimeMix& mix = layer.time_mix;
+      const WkvHeads& wkv = spec.wkv;
+      const auto numbers = [&](const std::string& name, std::vector<float>& slot) {
+        vector(prefix + name + ".weight", slot, model_dim, true);
+      };
+      numbers("time_mix_lerp_x", mix.first_shares);
+      linear(prefix + "time_mix_w1", mix.shifts_in, mix.shifts_out.size() * wkv.shift_rank, model_dim);
+      for (size_t i = 0; i < mix.shifts_out.size(); ++i) {
+        numbers("time_mix_lerp_fused." + std::to_string(i), mix.shares[i]);
+        linear(prefix + "time_mix_w2." + std::to_string(i), mix.shifts_out[i], model_dim, wkv.shift_rank);
+      }
+      linear(prefix + "time_mix_decay_w1", mix.decays_in, wkv.decay_rank, model_dim);
+      linear(prefix + "time_mix_decay_w2", mix.decays_out, model_dim, wkv.decay_rank);
+      for (const auto& [name, slot] : {std::pair("receptance", &mix.queries),
+                                       {"key", &mix.keys},
+                                       {"value", &mix.values},
+                                       {"gate", &mix.gates_in},
+                                       {"output", &mix.output}}) {
+        linear(prefix + "time_mix_" + name, *slot, model_dim, model_dim);
+      }
+      numbers("time_mix_decay", mix.decay_bias);
+      f(prefix + "time_mix_first.weight",
+        Slot{nullptr, &mix.bonus, wkv.n_heads, wkv.head_dim, true, false, 1});
+      numbers("time_mix_ln", mix.norm);
+      vector(prefix + "time_mix_ln.bias", mix.norm_bias, model_dim, true);
+      numbers("channel_mix_lerp_k", layer.ffn_shares);
+      numbers("channel_mix_lerp_r", layer.ffn_gate_shares);
+      linear(prefix + "channel_mix_receptance", layer.ffn_output_gate, model_dim, model_dim);
     } else if (spec.mixer == MixerKind::kMamba1) {
       const ScanSizes& scan = spec.scan;
       linear(prefix + "ssm_in", layer.ssm_in, 2 * scan.n_channels, model_dim);
@@ -344,6 +373,7 @@ void Weights::for_each_tensor(const F& f) {
       linear(prefix + "proj", layer.token_input_out, model_dim, input_dim);
       vector(prefix + "post_norm.weight", layer.token_input_post_norm, model_dim, true);
     }
+    if (spec.output_scale != 1.0f) layer.output_scale.assign(1, spec.output_scale);
     if (spec.has_output_scale) vector(prefix + "layer_output_scale.weight", layer.output_scale, 1, false);
     if (spec.has_expert_norms) {
       vector(prefix + "ffn_router_norm.weight", layer.ffn_router_norm, model_dim, true);

@@ -29,9 +29,14 @@ struct FeedForward {
 
 // Of the time mix of RWKV-7: what parts of the difference to the token before make the inputs of queries,
 // decays, keys, values, rates and gates, [model_dim] each; matrices of as many outputs, or two with a vector
-// between; biases and factors [model_dim].
+// between; biases and factors [model_dim]. Of RWKV-6 the inputs of decays, keys, values, queries and gates,
+// whose parts are made of the input and `first_shares` of the difference by way of five vectors of shift_rank
+// numbers, which are one product; gates are one matrix.
 struct TimeMix {
   std::array<std::vector<float>, 6> shares;
+  std::vector<float> first_shares;
+  Linear shifts_in;
+  std::array<Linear, 5> shifts_out;
   Linear queries, keys, values, output;
   Linear decays_in, decays_out, rates_in, rates_out, values_in, values_out, gates_in, gates_out;
   std::vector<float> decay_bias, rate_bias, value_bias, direction_factors, key_factors, bonus;
@@ -106,6 +111,9 @@ struct LayerWeights {
   std::vector<float> ssm_dt_norm, ssm_b_norm, ssm_c_norm;
   TimeMix time_mix;
   std::vector<float> ffn_shares;  // [model_dim] of the network's input the part of the token before, or empty
+  // Of the network of RWKV-6, the same of the gate of what it gives, [model_dim] outputs.
+  std::vector<float> ffn_gate_shares;
+  Linear ffn_output_gate;
 };
 
 class Weights {

@@ -63,7 +63,7 @@ Activations::Activations(const DecoderConfig& config, const KernelTable& table, 
   const size_t widest = std::max({config.model_dim, out_dim, ffn_dim, inner_dim, vector_dim});
   x = arena.take<float>(n_rows * config.model_dim);
   streams = arena.take<float>(config.has_streams ? n_rows * kStreams * config.model_dim : 0);
-  const bool has_carried = config.has_two_states || !config.layers[0].wkv.is_none();
+  const bool has_carried = config.has_two_states || config.layers[0].mixer == MixerKind::kRwkv7;
   carried = arena.take<float>(has_carried ? n_rows * config.model_dim : 0);
   norm = arena.take<float>(rows_at_once * config.model_dim);
   const bool has_both = std::any_of(config.layers.begin(), config.layers.end(), [](const LayerSpec& layer) {

@@ -17,13 +17,22 @@ constexpr float kLeastSquare = 1e-24f;   // of the length of a direction
 
 }  // namespace
 
-size_t WkvHeads::widest_rank() const { return std::max({decay_rank, rate_rank, value_rank, gate_rank}); }
+size_t WkvHeads::widest_rank() const {
+  return std::max({decay_rank, rate_rank, value_rank, gate_rank, 5 * shift_rank});
+}
 
 void WkvHeads::check() const {
   EH2O_CHECK(
       head_dim > 0 && head_dim % kWkvColumns == 0 && head_dim <= kMaxWkvHeadDim && n_heads <= kMaxWkvHeads,
-      "an RWKV-7 layer has ", n_heads, " heads of ", head_dim, " numbers; up to ", kMaxWkvHeads,
+      "an RWKV layer has ", n_heads, " heads of ", head_dim, " numbers; up to ", kMaxWkvHeads,
       " of a multiple of ", kWkvColumns, " up to ", kMaxWkvHeadDim, " are supported");
+  if (is_rwkv6()) {
+    EH2O_CHECK(shift_rank <= kMaxRank && decay_rank > 0 && decay_rank <= kMaxRank && rate_rank == 0 &&
+                   value_rank == 0 && gate_rank == 0,
+               "the vectors of an RWKV-6 layer have ", shift_rank, " and ", decay_rank, " numbers; 1 to ",
+               kMaxRank, " are supported");
+    return;
+  }
   EH2O_CHECK(decay_rank > 0 && rate_rank > 0 && gate_rank > 0 && widest_rank() <= kMaxRank,
              "the vectors of an RWKV-7 layer have ", decay_rank, ", ", rate_rank, " and ", gate_rank,
              " numbers; 1 to ", kMaxRank, " are supported");
@@ -44,6 +53,15 @@ void mix_rows(MatView<const float> x, MatView<const float> differences, const fl
     const float *row = x.row(i), *difference = differences.row(i);
     float* mixed = out.row(i);
     for (size_t k = 0; k < x.cols; ++k) mixed[k] = row[k] + difference[k] * shares[k];
+  });
+}
+
+void mix_rows_by(MatView<const float> x, MatView<const float> differences, const float* shares,
+                 MatView<float> out) {
+  parallel_for(x.rows, [&](size_t i, size_t) {
+    const float *row = x.row(i), *difference = differences.row(i);
+    float* mixed = out.row(i);
+    for (size_t k = 0; k < x.cols; ++k) mixed[k] = row[k] + difference[k] * (mixed[k] + shares[k]);
   });
 }
 
@@ -121,6 +139,57 @@ void finish_heads(const KernelTable& table, const WkvHeads& heads, const WkvOutp
       for (size_t k = first; k < first + head_dim; ++k) row[k] += own * values[k];
     }
     table.multiply_f32(row, row, gate.row(i), dim);
+  });
+}
+
+void finish_rows6(const KernelTable& table, const WkvHeads& heads, const float* biases, const float* bonus,
+                  const Wkv6Rows& rows) {
+  const size_t head_dim = heads.head_dim;
+  parallel_for(rows.keys.rows, [&](size_t i, size_t) {
+    table.key_decays_f32(rows.decays.row(i), biases, heads.dim());
+    const float *keys = rows.keys.row(i), *queries = rows.queries.row(i);
+    for (size_t head = 0; head < heads.n_heads; ++head) {
+      float sum = 0.0f;
+      for (size_t k = head * head_dim; k < (head + 1) * head_dim; ++k) sum += keys[k] * queries[k] * bonus[k];
+      rows.own.row(i)[head] = sum;
+    }
+  });
+}
+
+void wkv6(const KernelTable& table, const WkvHeads& heads, MatView<const float> rows, const float* queries,
+          const float* own, StateStep state, MatView<float> out) {
+  const size_t dim = heads.dim(), head_dim = heads.head_dim, n_slices = head_dim / kWkvColumns;
+  const size_t n_numbers = head_dim * kWkvColumns;
+  parallel_for(heads.n_heads * n_slices, [&](size_t task, size_t) {
+    const size_t head = task / n_slices, first = head * head_dim, column = task * kWkvColumns;
+    const StateStep part = state.at(task * n_numbers);
+    if (part.before != part.after) std::memcpy(part.after, part.before, n_numbers * sizeof(float));
+    Wkv6Slice slice;
+    slice.n_tokens = rows.rows;
+    slice.key_dim = head_dim;
+    slice.decays = rows.data + first;
+    slice.keys = rows.data + dim + first;
+    slice.values = rows.data + 2 * dim + column;
+    slice.queries = queries + first;
+    slice.stride = rows.stride;
+    slice.own = own + head;
+    slice.own_stride = rows.stride;
+    slice.state = part.after;
+    slice.out = out.data + column;
+    slice.out_stride = out.stride;
+    table.wkv6_f32(slice);
+  });
+}
+
+void finish_heads6(const KernelTable& table, const WkvHeads& heads, const float* norm, const float* norm_bias,
+                   MatView<const float> gate, MatView<float> out) {
+  const size_t head_dim = heads.head_dim;
+  parallel_for(out.rows, [&](size_t i, size_t) {
+    float* row = out.row(i);
+    for (size_t first = 0; first < heads.dim(); first += head_dim) {
+      table.layer_norm_f32(row + first, row + first, norm + first, norm_bias + first, head_dim, kNormEps);
+    }
+    table.swiglu_f32(row, gate.row(i), row, heads.dim());
   });
 }
 

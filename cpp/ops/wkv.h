@@ -1,5 +1,5 @@
-// The time mix of RWKV-7 over the heads of a layer: its recurrence, and what is made of products before and
-// behind it.
+// The time mixes of RWKV-7 and RWKV-6 over the heads of a layer: their recurrences, and what is made of
+// products before and behind them.
 #pragma once
 
 #include <cstddef>
@@ -16,16 +16,22 @@ struct WkvHeads {
   // Of the vectors between two matrices that decays, rates, shares of the first layer's values and gates are
   // made of. A value_rank of 0: it is the first layer.
   size_t decay_rank = 0, rate_rank = 0, value_rank = 0, gate_rank = 0;
+  // Of those that five shares of the token before are made of, and with them it is RWKV-6, which has no ranks
+  // beside this and that of decays; 0: RWKV-7.
+  size_t shift_rank = 0;
 
+  bool is_rwkv6() const { return shift_rank > 0; }
   bool is_none() const { return n_heads == 0; }
   size_t dim() const { return n_heads * head_dim; }
   size_t n_state() const { return dim() * head_dim; }
-  // Of a token what changes the state: decays, keys, values, directions and removals.
-  size_t row_dim() const { return 5 * dim(); }
+  // Of a token what changes the state: decays, keys, values, and, of RWKV-7, directions and removals.
+  size_t row_dim() const { return (is_rwkv6() ? 3 : 5) * dim(); }
   size_t widest_rank() const;
   // Of a token what the mixer makes of its input, with what reads the state, a gate and what they are made
   // of.
-  size_t mixed_dim() const { return row_dim() + 5 * dim() + widest_rank(); }
+  size_t mixed_dim() const {
+    return row_dim() + 5 * dim() + (is_rwkv6() ? 5 * shift_rank + decay_rank + n_heads : widest_rank());
+  }
   void check() const;  // throws std::invalid_argument
 };
 
@@ -36,6 +42,10 @@ void shift_rows(MatView<const float> x, StateStep state, MatView<float> out);
 // out = x + shares * differences, elementwise; shares [cols]. out may be either.
 void mix_rows(MatView<const float> x, MatView<const float> differences, const float* shares,
               MatView<float> out);
+
+// The same with shares of every row, added to those of all; out has the former before.
+void mix_rows_by(MatView<const float> x, MatView<const float> differences, const float* shares,
+                 MatView<float> out);
 
 // 1 / (1 + exp(-(x + biases))) in place, biases [cols] or null; ones: at least as many as there are columns.
 void sigmoid_rows(const KernelTable& table, MatView<float> rows, const float* biases, const float* ones);
@@ -71,5 +81,23 @@ struct WkvOutput {
 };
 void finish_heads(const KernelTable& table, const WkvHeads& heads, const WkvOutput& weights,
                   const WkvRows& rows, MatView<const float> gate, MatView<float> out);
+
+// The same of RWKV-6. What the recurrence takes of a token: [n][dim], and [n][n_heads] what reads of its own
+// value.
+struct Wkv6Rows {
+  MatView<float> decays, keys, values, queries, own;
+};
+
+// decays exp(-exp(decays + biases)); own: of every head the product of keys and queries by weights [dim].
+void finish_rows6(const KernelTable& table, const WkvHeads& heads, const float* biases, const float* bonus,
+                  const Wkv6Rows& rows);
+
+// rows [n][row_dim]; queries [n][dim] and own [n][n_heads] of the same stride.
+void wkv6(const KernelTable& table, const WkvHeads& heads, MatView<const float> rows, const float* queries,
+          const float* own, StateStep state, MatView<float> out);
+
+// A LayerNorm of every head, times the SiLU of the gate.
+void finish_heads6(const KernelTable& table, const WkvHeads& heads, const float* norm, const float* norm_bias,
+                   MatView<const float> gate, MatView<float> out);
 
 }  // namespace edgeh2o

@@ -110,8 +110,10 @@ void RecurrentState::settle(const KernelTable& table) {
       const ScanSizes& scan = recurrence_.scan;
       selective_scan(table, scan, rows, kept(steps_, scan.n_channels), kept(bc_, scan.bc_dim()), a_, nullptr,
                      own, out);
+    } else if (recurrence_.wkv.is_rwkv6()) {  // what reads the state does not count
+      wkv6(table, recurrence_.wkv, rows, rows.data, rows.data, own, out);
     } else if (!recurrence_.wkv.is_none()) {
-      wkv(table, recurrence_.wkv, rows, rows.data, own, out);  // what reads the state does not count
+      wkv(table, recurrence_.wkv, rows, rows.data, own, out);
     }
   }
   n_ahead_ = n_kept_ = 0;

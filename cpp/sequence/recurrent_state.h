@@ -40,7 +40,7 @@ class RecurrentState final : public LayerState {
                  MatView<const float> decays);
   // Those of a layer that keeps the inputs of two shifts, one at a time: the columns from `column` on.
   void note_part(size_t begin, size_t column, MatView<const float> inputs);
-  // [n][row_dim] of RWKV-7, as wkv takes them.
+  // [n][row_dim] of RWKV, as wkv or wkv6 takes them.
   void note_changes(size_t begin, MatView<const float> rows);
   void note_scan(size_t begin, MatView<const float> x, MatView<const float> steps, MatView<const float> bc,
                  const float* a);

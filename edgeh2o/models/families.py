@@ -75,6 +75,7 @@ MODULES = (
     "qwen2",
     "qwen3",
     "qwen35",
+    "rwkv6",
     "rwkv7",
     "seed_oss",
     "smallthinker",

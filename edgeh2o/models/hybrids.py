@@ -16,6 +16,7 @@ NORMS_KEY = "ssm.dt_b_c_rms"
 INTERVAL_KEY = "full_attention_interval"
 RECURRENT_KEY = "attention.recurrent_layers"
 SHIFTS_KEY = "token_shift_count"
+RESCALE_KEY = "rescale_every_n_layers"
 # As the core has them.
 MAX_DELTA_HEADS, MAX_DELTA_HEAD_DIM = 2**10, 512
 MAX_SSD_HEADS, MAX_SSD_HEAD_DIM, MAX_SSD_STATE_DIM = 2**10, 2**10, 2**12
@@ -45,7 +46,7 @@ class HybridRule:
     """
 
     mixer: Literal[
-        "short_conv", "delta_net", "mamba1", "mamba2", "attention_mamba2", "rwkv7", "none"
+        "short_conv", "delta_net", "mamba1", "mamba2", "attention_mamba2", "rwkv6", "rwkv7", "none"
     ]
     is_grouped: bool = False
     row_decays: Literal["none", "bounded", "unbounded"] = "none"
@@ -80,6 +81,9 @@ def replace_attention(
             f"{keys.quoted(key)} leaves no layer with attention; models without any are not "
             "supported"
         )
+    period = 0
+    if rule.mixer == "rwkv6":
+        period = keys.integer(RESCALE_KEY, minimum=0, maximum=2**10, default=0)
     no_heads: dict[str, Any] = {"n_heads": 0, "n_kv_heads": 0, "window": 0}
     replaced = []
     for index, (layer, has_attention) in enumerate(zip(layers, attends, strict=True)):
@@ -100,6 +104,8 @@ def replace_attention(
             layer = replace(layer, mixer=rule.mixer, **no_heads, **changes)
         if rule.mixer == "rwkv7" and index == 0:  # others have its values
             layer = replace(layer, wkv_value_rank=0)
+        if period and (index + 1) % period == 0:  # as the matrices behind it are written
+            layer = replace(layer, output_scale=0.5)
         replaced.append(layer)
     return tuple(replaced)
 
@@ -110,6 +116,8 @@ def _read_sizes(keys: ArchitectureKeys, rule: HybridRule) -> dict[str, Any]:
         return {}
     if rule.mixer == "rwkv7":
         return _read_rwkv7(keys)
+    if rule.mixer == "rwkv6":
+        return _read_rwkv6(keys)
     if rule.mixer == "short_conv":
         return {"n_conv_taps": keys.integer(CONV_KEY, minimum=2, maximum=MAX_CONV_TAPS)}
     taps = {"n_conv_taps": keys.integer("ssm.conv_kernel", minimum=2, maximum=MAX_CONV_TAPS)}
@@ -215,8 +223,8 @@ def _read_mamba1(keys: ArchitectureKeys, rule: HybridRule) -> dict[str, Any]:
     }
 
 
-def _read_rwkv7(keys: ArchitectureKeys) -> dict[str, int]:
-    """Heads are together as wide as the model."""
+def _read_rwkv_heads(keys: ArchitectureKeys) -> dict[str, int]:
+    """They are together as wide as the model."""
     head_dim = keys.integer("wkv.head_size", maximum=MAX_WKV_HEAD_DIM)
     model_dim = keys.integer("embedding_length", maximum=MAX_WIDTH)
     if model_dim % head_dim:
@@ -230,6 +238,20 @@ def _read_rwkv7(keys: ArchitectureKeys) -> dict[str, int]:
             f"{keys.quoted(SHIFTS_KEY)} is {shifts}, but only 2 is supported: one of the mixer and "
             "one of the network"
         )
+    heads = {"n_wkv_heads": model_dim // head_dim, "wkv_head_dim": head_dim}
+    return {**heads, "n_conv_taps": 2}
+
+
+def _read_rwkv6(keys: ArchitectureKeys) -> dict[str, int]:
+    return {
+        **_read_rwkv_heads(keys),
+        "wkv_decay_rank": keys.integer("time_decay_extra_dim", maximum=MAX_WKV_RANK),
+        "wkv_shift_rank": keys.integer("time_mix_extra_dim", maximum=MAX_WKV_RANK),
+    }
+
+
+def _read_rwkv7(keys: ArchitectureKeys) -> dict[str, int]:
+    heads = _read_rwkv_heads(keys)
     ranks = {
         f"wkv_{name}_rank": keys.integer(f"attention.{key}_lora_rank", maximum=MAX_WKV_RANK)
         for name, key in (
@@ -239,8 +261,7 @@ def _read_rwkv7(keys: ArchitectureKeys) -> dict[str, int]:
             ("gate", "gate"),
         )
     }
-    heads = {"n_wkv_heads": model_dim // head_dim, "wkv_head_dim": head_dim}
-    return {**heads, **ranks, "n_conv_taps": 2}
+    return {**heads, **ranks}
 
 
 def _check_multiple(keys: ArchitectureKeys, n_heads: int, n_groups: int) -> None:
@@ -272,9 +293,13 @@ def ssd_sizes(layer: LayerConfig) -> Mapping[str, int]:
 
 
 def wkv_sizes(layer: LayerConfig) -> Mapping[str, int]:
-    """Named sizes of the tensors of RWKV-7: see ``Hyperparameters.sizes``."""
+    """Named sizes of the tensors of RWKV: see ``Hyperparameters.sizes``."""
     return {
-        "n_wkv_shares": 6,
+        "n_wkv_shares": 5 if layer.wkv_shift_rank else 6,
+        "n_wkv_heads": layer.n_wkv_heads,
+        "wkv_head_dim": layer.wkv_head_dim,
+        "wkv_shift_rank": layer.wkv_shift_rank,
+        "wkv_shifts_dim": 5 * layer.wkv_shift_rank,
         "wkv_decay_rank": layer.wkv_decay_rank,
         "wkv_rate_rank": layer.wkv_rate_rank,
         "wkv_value_rank": layer.wkv_value_rank,

@@ -10,6 +10,7 @@ from tests.joined_cases import for_each
 from tests.kernels.inputs import EPS, LENGTHS, normal
 from tests.reference.decoder.mamba1 import selective_scan
 from tests.reference.decoder.mamba2 import ssd
+from tests.reference.decoder.rwkv6 import wkv6
 from tests.reference.decoder.rwkv7 import wkv
 
 
@@ -212,6 +213,39 @@ def test_wkv(isa: str, n_tokens: int, dim: int) -> None:
             pieces.append(piece)
     np.testing.assert_array_equal(np.concatenate(pieces), out)
     np.testing.assert_array_equal(state, new)
+
+
+@pytest.mark.parametrize(("n_tokens", "dim"), [(1, 16), (70, 48), (150, 64)])
+def test_wkv6(isa: str, n_tokens: int, dim: int) -> None:
+    decays = 1 / (1 + np.exp(normal(1, n_tokens, dim)))
+    decays[::5], decays[1::7] = 1.0, 0.0
+    keys, queries, first = normal(2, n_tokens, dim), normal(3, n_tokens, dim), normal(4, 1, dim)
+    values, state = normal(5, n_tokens, 16), normal(6, dim, 16)
+    own = np.sum(keys * queries * first, axis=1, keepdims=True)
+    rows = np.concatenate((decays, keys, queries, values, own), axis=1, dtype=np.float32)
+    exact = (
+        np.float64(part)[:, None] for part in (queries, decays.astype(np.float32), keys, values)
+    )
+    expected, after = wkv6(*exact, np.float64(first), np.float64(state.T)[None])
+    out, new = _kernels.wkv6(isa, rows, state)
+    np.testing.assert_allclose(new, after[0].T, rtol=1e-5, atol=2e-5)
+    np.testing.assert_allclose(out, expected[:, 0], rtol=1e-5, atol=5e-5 * dim**0.5)
+    # In pieces of any length, the same bits.
+    pieces = []
+    for part in np.split(np.arange(n_tokens), [n_tokens // 3, n_tokens // 3 + 1]):
+        if len(part):
+            piece, state = _kernels.wkv6(isa, rows[part], state)
+            pieces.append(piece)
+    np.testing.assert_array_equal(np.concatenate(pieces), out)
+    np.testing.assert_array_equal(state, new)
+
+
+@for_each("n", LENGTHS)
+def test_key_decays(isa: str, n: int) -> None:
+    """From decays of 1, which are written for steps far below 0, to those of 0."""
+    x, biases = np.linspace(-40, 10, n, dtype=np.float32), normal(n, n)
+    expected = np.exp(-np.exp(np.float64(x + biases)))
+    np.testing.assert_allclose(_kernels.key_decays(isa, x, biases), expected, rtol=2e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("n_taps", [1, 3, 4, 16])

@@ -200,6 +200,14 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "ssd_state_dim": 64,
         "tied": False,
     },
+    "rwkv6": {
+        **{"architecture": "rwkv6", "n_layers": 4, "model_dim": 128, "wkv_head_dim": 64},
+        **{"tied": False},
+    },
+    "rwkv6_wide": {
+        **{"architecture": "rwkv6", "model_dim": 128, "wkv_head_dim": 32, "rescale_every": 0},
+        **{"wkv_shift_rank": 64, "wkv_decay_rank": 96, "tied": False},
+    },
     # llama.cpp wants an output matrix, and heads of a multiple of 64 numbers.
     "rwkv7": {"architecture": "rwkv7", "model_dim": 128, "wkv_head_dim": 64, "tied": False},
     "rwkv7_wide": {

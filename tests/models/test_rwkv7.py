@@ -79,11 +79,11 @@ def test_what_the_core_refuses(tiny_model: TinyModelFactory) -> None:
     core_config(config)
     later = config.layers[1]
     for changes, problem in (
-        ({"wkv_head_dim": 8, "n_wkv_heads": 4}, "an RWKV-7 layer has 4 heads of 8 numbers"),
-        ({"wkv_head_dim": 32}, "RWKV-7 has heads as wide as the model"),
+        ({"wkv_head_dim": 8, "n_wkv_heads": 4}, "an RWKV layer has 4 heads of 8 numbers"),
+        ({"wkv_head_dim": 32}, "RWKV has heads as wide as the model"),
         ({"wkv_gate_rank": 0}, "the vectors of an RWKV-7 layer"),
-        ({"wkv_value_rank": 0}, "RWKV-7 has heads as wide as the model"),
-        ({"n_wkv_heads": 0}, "RWKV-7 has heads, and a network that looks back"),
+        ({"wkv_value_rank": 0}, "RWKV has heads as wide as the model"),
+        ({"n_wkv_heads": 0}, "RWKV has heads, and a network that looks back"),
     ):
         layers = (config.layers[0], replace(later, **changes))
         with pytest.raises(FormatError, match=problem):

@@ -37,6 +37,7 @@ class TinyModel:
         n_ssd_heads, ssd_head_dim, n_ssd_groups, ssd_state_dim, has_ssm_norm: of Mamba-2.
         n_scan_channels, scan_state_dim, scan_step_rank: of Mamba-1; None for twice model_dim.
         wkv_head_dim, wkv_decay_rank, wkv_rate_rank, wkv_value_rank, wkv_gate_rank: of RWKV-7.
+        wkv_shift_rank, rescale_every: of RWKV-6, which has head_dim and decay_rank too.
         has_scan_norms: it norms what it selects by, of mamba.
         n_dense_layers: first layers without experts, in families that have some.
         n_experts, n_experts_used: of a layer and of a token, in families that have experts. None
@@ -114,6 +115,8 @@ class TinyModel:
     wkv_rate_rank: int = 64
     wkv_value_rank: int = 32
     wkv_gate_rank: int = 96
+    wkv_shift_rank: int = 32
+    rescale_every: int = 2
     n_dense_layers: int = 1
     n_experts: int = 6
     n_experts_used: int = 2
@@ -216,8 +219,8 @@ class TinyModel:
             return "attention_mamba2" if self.family.mamba2 == "beside" else "attention"
         if self.family.lacks_mixers:
             return "none"
-        if self.family.has_rwkv7:
-            return "rwkv7"
+        if self.family.is_rwkv:
+            return "rwkv6" if self.family.has_rwkv6 else "rwkv7"
         if self.family.has_mamba1:
             return "mamba1"
         if self.family.mamba2 is None:

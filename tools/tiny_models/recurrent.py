@@ -22,9 +22,12 @@ VECTOR_SUFFIXES = (
     ".ssm_norm.weight",
     ".time_mix_lerp_fused.weight",
     ".channel_mix_lerp_k.weight",
+    ".channel_mix_lerp_r.weight",
+    ".time_mix_lerp_x.weight",
+    ".time_mix_first.weight",
 )
 # Matrices whose rows are shorter than blocks of 256.
-SHORT_ROWS = (".ssm_dt.weight", *(f".time_mix_{name}2.weight" for name in "wavg"))
+SHORT_ROWS = (".ssm_dt.weight", *(f".time_mix_{name}2.weight" for name in (*"wavg", "decay_w")))
 
 
 def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
@@ -62,6 +65,11 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_iclr_lora_rank(model.wkv_rate_rank)
         writer.add_value_residual_mix_lora_rank(model.wkv_value_rank)
         writer.add_gate_lora_rank(model.wkv_gate_rank)
+    if family.has_rwkv6:
+        writer.add_wkv_head_size(model.wkv_head_dim)
+        writer.add_time_mix_extra_dim(model.wkv_shift_rank)
+        writer.add_time_decay_extra_dim(model.wkv_decay_rank)
+        writer.add_rescale_every_n_layers(model.rescale_every)
     if family.has_only_mamba1:
         writer.add_ssm_dt_b_c_rms(model.has_scan_norms)
     if family.mamba2 == "single":
@@ -84,6 +92,8 @@ def add_layer(
         return _add_delta_net(normal, prefix, model)
     if mixer == "short_conv":
         return _add_short_conv(normal, prefix, model)
+    if mixer == "rwkv6":
+        return _add_rwkv6(normal, prefix, model)
     if mixer == "rwkv7":
         return _add_rwkv7(normal, prefix, model)
     if mixer == "mamba1":
@@ -200,6 +210,33 @@ def _add_mamba1(normal: Callable[..., None], prefix: str, model: TinyModel) -> l
         ("ssm_x", rank + 2 * states, channels, channels**-0.5),
         ("ssm_dt", channels, rank, rank**-0.5),
         ("ssm_out", width, channels, channels**-0.5),
+    ]
+
+
+def _add_rwkv6(normal: Callable[..., None], prefix: str, model: TinyModel) -> list[Matrix]:
+    width, mix, head_dim = model.model_dim, f"{prefix}time_mix_", model.wkv_head_dim
+    shift_rank, decay_rank = model.wkv_shift_rank, model.wkv_decay_rank
+    normal(f"{mix}lerp_x.weight", width, std=0.3, mean=0.5)
+    normal(f"{mix}lerp_fused.weight", 5, 1, 1, width, std=0.3, mean=0.5)
+    for name in "kr":
+        normal(f"{prefix}channel_mix_lerp_{name}.weight", width, std=0.3, mean=0.5)
+    normal(f"{mix}w2.weight", 5, width, shift_rank, std=0.5 * shift_rank**-0.5)
+    normal(f"{mix}decay.weight", width, std=1.0, mean=-2.0)
+    normal(f"{mix}first.weight", width // head_dim, head_dim, std=0.3, mean=0.5)
+    normal(f"{mix}ln.weight", width, std=0.1, mean=1.0)
+    normal(f"{mix}ln.bias", width, std=0.2)
+    ffn_dim = int(model.layers[0][2])
+    return [
+        ("time_mix_w1", 5 * shift_rank, width, width**-0.5),
+        ("time_mix_decay_w1", decay_rank, width, width**-0.5),
+        ("time_mix_decay_w2", width, decay_rank, decay_rank**-0.5),
+        *(
+            (f"time_mix_{name}", width, width, width**-0.5)
+            for name in ("receptance", "key", "value", "gate", "output")
+        ),
+        ("channel_mix_key", ffn_dim, width, width**-0.5),
+        ("channel_mix_value", width, ffn_dim, ffn_dim**-0.5),
+        ("channel_mix_receptance", width, width, width**-0.5),
     ]
 
 

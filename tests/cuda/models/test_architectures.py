@@ -45,7 +45,7 @@ REFUSED = {
     "cohere2": "LayerNorm",
     "stablelm": "LayerNorm",
     **dict.fromkeys(("olmo", "phi2", "gptneox", "falcon", "nemotron", "jais2"), "LayerNorm"),
-    **dict.fromkeys(("starcoder2", "rwkv7"), "LayerNorm"),
+    **dict.fromkeys(("starcoder2", "rwkv6", "rwkv7"), "LayerNorm"),
     **dict.fromkeys(("codeshell", "cohere2moe", "gpt2", "starcoder"), "LayerNorm"),
     "orion": "LayerNorm",
     **dict.fromkeys(("jamba", "mamba", "plamo2"), "Mamba-1 layers"),

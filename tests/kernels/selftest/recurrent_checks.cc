@@ -230,6 +230,58 @@ void check_wkv(const KernelTable& table, Check& check) {
   }
 }
 
+void check_wkv6(const KernelTable& table, Check& check) {
+  Random random(16);
+  for (const size_t dim : {size_t{16}, size_t{48}}) {
+    for (const size_t n_tokens : {size_t{1}, size_t{5}, size_t{67}}) {
+      const std::vector<float> decays = random.uniform_vector(n_tokens * dim, 0, 1),
+                               keys = random.uniform_vector(n_tokens * dim, -1, 1),
+                               values = random.uniform_vector(n_tokens * dim, -1, 1),
+                               queries = random.uniform_vector(n_tokens * dim, -1, 1),
+                               own = random.uniform_vector(n_tokens, -4, 4);
+      std::vector<float> state = random.uniform_vector(dim * kWkvColumns, -1, 1),
+                         out(n_tokens * kWkvColumns + kGuard, kUntouched);
+      std::vector<double> exact(state.begin(), state.end());
+      state.resize(state.size() + kGuard, kUntouched);
+      table.wkv6_f32({n_tokens, dim, decays.data(), keys.data(), values.data(), queries.data(), dim,
+                      own.data(), 1, state.data(), out.data(), kWkvColumns});
+      const double error = static_cast<double>(100 * (dim + 8)) * kEps;
+      for (size_t t = 0; t < n_tokens; ++t) {
+        for (size_t column = 0; column < kWkvColumns; ++column) {
+          const auto own_value = static_cast<double>(values[t * dim + column]);
+          double want = own[t] * own_value;
+          for (size_t row = 0; row < dim; ++row) {
+            double& value = exact[row * kWkvColumns + column];
+            const size_t at = t * dim + row;
+            want += value * queries[at];
+            value = decays[at] * value + keys[at] * own_value;
+          }
+          check.near(out[t * kWkvColumns + column], want, error);
+        }
+      }
+      for (size_t i = 0; i < exact.size(); ++i) check.near(state[i], exact[i], error);
+      check.untouched(state, exact.size());
+      check.untouched(out, n_tokens * kWkvColumns);
+    }
+  }
+}
+
+void check_key_decays(const KernelTable& table, Check& check) {
+  Random random(17);
+  for (const size_t n : {size_t{1}, size_t{15}, size_t{70}}) {
+    const std::vector<float> biases = random.uniform_vector(n, -1, 1);
+    std::vector<float> x = random.uniform_vector(n, -8, 3);
+    const std::vector<float> before = x;
+    x.resize(n + kGuard, kUntouched);
+    table.key_decays_f32(x.data(), biases.data(), n);
+    for (size_t i = 0; i < n; ++i) {
+      const double step = std::exp(static_cast<double>(before[i] + biases[i]));
+      check.near(x[i], std::exp(-step), 40 * kEps);
+    }
+    check.untouched(x, n);
+  }
+}
+
 }  // namespace
 
 const std::vector<KernelCheck>& recurrent_checks() {
@@ -239,6 +291,8 @@ const std::vector<KernelCheck>& recurrent_checks() {
       {"ssd_f32", check_ssd},
       {"selective_scan_f32", check_selective_scan},
       {"wkv_f32", check_wkv},
+      {"wkv6_f32", check_wkv6},
+      {"key_decays_f32", check_key_decays},
       {"row_decays_f32", check_row_decays},
   };
   return checks;

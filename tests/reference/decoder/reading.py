@@ -60,6 +60,7 @@ class ReferenceConfig:
     delta_log_floor: float = 0.0
     n_ssd_groups: int = 0
     wkv_head_dim: int = 0
+    rescale_every: int = 0
     has_plain_scan_norms: bool = False
     xielu: tuple[tuple[float, ...], ...] = ()
     gate_cutoffs: tuple[float, ...] = ()
@@ -222,6 +223,7 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
         delta_log_floor=number("kda.gate_lower_bound", 0.0),
         n_ssd_groups=int(number("ssm.group_count", 0.0)),
         wkv_head_dim=int(number("wkv.head_size", 0.0)),
+        rescale_every=int(number("rescale_every_n_layers", 0.0)),
         order=order,
         norms_loops=not keys.value("skip_loop_final_norm", False),
         has_plain_scan_norms=bool(keys.value("ssm.dt_b_c_rms", False)),
@@ -320,7 +322,11 @@ def _split_latent(weights: Weights, prefix: str, sizes: LatentSizes) -> None:
 def _name_experts(weights: Weights) -> None:
     """Makes matrices ``ffn_up_exps.3.weight`` of the stacks ``ffn_up_exps.weight``, and names what
     files name otherwise."""
-    for name in [name for name in weights if name.endswith("_exps.weight")]:
+    for name in [
+        name for name in weights if name.endswith(("_exps.weight", ".time_mix_w2.weight"))
+    ]:
+        if weights[name].ndim == 2:
+            continue
         for index, matrix in enumerate(weights.pop(name)):
             weights[name.replace(".weight", f".{index}.weight")] = matrix
     bare = ("_attention_norm", "post_ffw_norm", *(f".ssm_{name}_norm" for name in ("dt", "b", "c")))

@@ -13,6 +13,7 @@ from .feed_forward import sigmoid, silu, softplus
 from .mamba1 import selective_scan
 from .mamba2 import ssd
 from .rows import Rows
+from .rwkv6 import wkv6
 from .rwkv7 import wkv
 
 
@@ -177,13 +178,51 @@ class RecurrentBlocks:
         out = normed * vectors["ln"] + bias + own.reshape(x.shape)
         return linear(prefix + "output", out * gate)
 
+    def time_mix6(self, layer: int, x: Array) -> Array:
+        """RWKV-6: see ``wkv6``; how much of the token before is in an input is made of both."""
+        prefix, linear = f"blk.{layer}.time_mix_", self.rows.linear
+        shares, decay, first, norm, bias, first_share = (
+            self.weights[f"{prefix}{name}"].astype(np.float64)
+            for name in (
+                *("lerp_fused.weight", "decay.weight", "first.weight"),
+                *("ln.weight", "ln.bias", "lerp_x.weight"),
+            )
+        )
+        inputs = self._shifted(f"blk.{layer}.attn_norm", x)
+        vectors = np.split(np.tanh(linear(prefix + "w1", inputs(first_share.ravel()))), 5, axis=1)
+        names = [f"{prefix}w2.{i}" for i in range(5)]
+        of_w, of_k, of_v, of_r, of_g = (
+            inputs(share + linear(name, vector))
+            for share, name, vector in zip(shares.reshape(5, -1), names, vectors, strict=True)
+        )
+        k, v, r, gate = (
+            linear(prefix + name, rows)
+            for name, rows in (("key", of_k), ("value", of_v), ("receptance", of_r), ("gate", of_g))
+        )
+        steps = decay + linear(prefix + "decay_w2", np.tanh(linear(prefix + "decay_w1", of_w)))
+
+        def heads(rows: Array) -> Array:
+            return rows.reshape(len(rows), -1, self.config.wkv_head_dim)
+
+        parts = [heads(part) for part in (r, np.exp(-np.exp(steps)), k, v)]
+        _, n_heads, dim = parts[0].shape
+        state = self._wkv_states.get(layer, np.zeros((n_heads, dim, dim)))
+        out, self._wkv_states[layer] = wkv6(*parts, first.reshape(n_heads, dim), state)
+        out = out - out.mean(axis=-1, keepdims=True)
+        normed = self.rows.normalised(out, eps=64e-5).reshape(x.shape)
+        return linear(prefix + "output", (normed * norm + bias) * silu(gate))
+
     def channel_mix(self, layer: int, x: Array) -> Array:
         """The network of RWKV, whose input has that of the token before in it."""
         prefix = f"blk.{layer}.channel_mix_"
         inputs = self._shifted(f"blk.{layer}.attn_norm_2", x)
         share = self.weights[prefix + "lerp_k.weight"].astype(np.float64).ravel()
         hidden = np.maximum(self.rows.linear(prefix + "key", inputs(share)), 0.0) ** 2
-        return self.rows.linear(prefix + "value", hidden)
+        out = self.rows.linear(prefix + "value", hidden)
+        if f"{prefix}receptance.weight" not in self.weights:
+            return out
+        share = self.weights[prefix + "lerp_r.weight"].astype(np.float64).ravel()
+        return out * sigmoid(self.rows.linear(prefix + "receptance", inputs(share)))
 
     def _shifted(self, norm: str, x: Array) -> Callable[[Array], Array]:
         """Normed rows with a share of the difference to the token before."""

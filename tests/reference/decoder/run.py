@@ -209,7 +209,9 @@ class DecoderRun:
                 branch = branch + self._recurrent.mamba2(layer_idx, x)
             if f"{prefix}attn_output.weight" in weights and config.latent is None:
                 branch = branch + self._attention.attend(layer_idx, x, angles, attention(layer))
-            if f"{prefix}time_mix_key.weight" in weights:
+            if f"{prefix}time_mix_first.weight" in weights:
+                branch = self._recurrent.time_mix6(layer_idx, x)
+            elif f"{prefix}time_mix_key.weight" in weights:
                 branch = self._recurrent.time_mix(layer_idx, x)
             layer_input = x
             x = x + config.residual_scale * self._post_norm(prefix + "post_attention_norm", branch)
@@ -223,6 +225,8 @@ class DecoderRun:
             elif f"{prefix}channel_mix_key.weight" in weights:
                 branch = self._recurrent.channel_mix(layer_idx, x)
             x = x + config.residual_scale * self._post_norm(prefix + "post_ffw_norm", branch)
+            if config.rescale_every and (layer_idx + 1) % config.rescale_every == 0:
+                x = 0.5 * x
             if streams is not None:
                 streams = correct(streams, x, *stream_modes(self.rows, prefix, "correct", x))
                 x = streams[0] * weights[f"{prefix}altup_correct_scale.weight"].astype(np.float64)
