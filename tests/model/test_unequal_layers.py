@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from edgeh2o import LLM, HeadwiseConfig, SamplingParams, _core
 from edgeh2o.cli.main import main
 from edgeh2o.engine.profile import PROFILED_LENGTH, profile_prompt
+from edgeh2o.runners import native
 from edgeh2o.runners.base import SessionShape
+from edgeh2o.runners.core_config import core_config
 from edgeh2o.runners.native import NativeModelFile
 from tests.model.model_pair import (
     CHUNK_SIZE,
@@ -207,6 +209,7 @@ def test_windows_scales_and_caps_of_a_layer_are_its_own(
         return original(layers=layers, **fields)
 
     monkeypatch.setattr(_core, "DecoderConfig", make_config)
+    monkeypatch.setattr(native, "core_config", core_config.__wrapped__)  # which remembers
     with NativeModelFile(path) as file:
         pair = ModelPair(path, file.load()._core_model)
     tokens = random_tokens(2 * CHUNK_SIZE + 20)
