@@ -14,6 +14,7 @@ from .config import PACKED_OFF, PrefillConfig, RuntimeConfig
 from .engine.embedding import EUCLIDEAN, POOLINGS, choose_pooling, is_several, normalise
 from .engine.open_model import OpenModel
 from .engine.opening import load_session
+from .engine.ranking import find_probabilities, require_ranking
 from .errors import UsageError
 from .lora_config import LoraLike, make_adapters
 from .option_fields import require_flag
@@ -215,6 +216,33 @@ class LLM(OpenModel):
         vectors = self._session.embed(openings, pooling, lora=lora)
         found = np.stack(vectors) if several else vectors[0]
         return normalise(found, EUCLIDEAN) if normalize else found
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        lora: Mapping[int, float] | None = None,
+    ) -> NDArray[np.float32]:
+        """How probable it is that each of n documents answers a query: float32 [n], from 0 to 1.
+
+        Of reranking models, such as Qwen3-Reranker: the share of the file's first label ("yes") in
+        a softmax over all of them, as llama.cpp has it. Every document is a prompt with the query,
+        in the form that the file names, in which control tokens stay plain text; it is read as
+        ``embed`` reads. ``lora`` as in ``generate``.
+
+        Raises UsageError for another model, for no documents, for what is no text and for a prompt
+        that is too long; others as ``embed``.
+        """
+        require_ranking(self.config)
+        if not isinstance(documents, (list, tuple)):
+            raise UsageError(f"documents are a list of texts, got {documents!r:.80}")
+        if not documents:
+            raise UsageError("there is nothing to rank: give a document at least")
+        open_pair = partial(self._session.prompts.open_pair, query)
+        openings = [partial(open_pair, document) for document in documents]
+        rows = np.stack(self._session.embed(openings, "last", lora=lora))
+        return find_probabilities(rows, self.model)[:, 0].copy()
 
     @property
     def chat_template(self) -> ChatTemplate:

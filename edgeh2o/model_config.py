@@ -219,6 +219,18 @@ def own_layers(layers: tuple[LayerConfig, ...], passes: tuple[int, ...]) -> tupl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankingConfig:
+    """How a model says whether a document answers a query: by the probability of its first label.
+
+    ``template`` is the prompt of both, with ``{query}`` and ``{document}``, "" where the file has
+    none.
+    """
+
+    labels: tuple[str, ...]
+    template: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig(ModelConfig):
     """Shape and constants of a decoder that the core runs, as read from a model file.
 
@@ -275,7 +287,7 @@ class DecoderConfig(ModelConfig):
     ``has_two_states`` each of two stacks has a state: the sum of both goes into a pass, and what
     comes out, normed so, is the new state of its stack; the second's first is the embedding.
     ``pooling`` is what the file says of how vectors of texts are made of hidden rows, by its name
-    in llama.cpp, "" for a number without one.
+    in llama.cpp, "" for a number without one; ``ranking`` is of models that rank documents.
     """
 
     layers: tuple[LayerConfig, ...]
@@ -347,6 +359,7 @@ class DecoderConfig(ModelConfig):
     norms_passes: bool = False
     has_two_states: bool = False
     pooling: str = "none"
+    ranking: RankingConfig | None = None
 
     @property
     def own_layers(self) -> tuple[LayerConfig, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,18 +23,21 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ..engine.prompt import Prompt
     from ..engine.session import Session
 
-HELP = "make vectors of texts (embeddings)"
+HELP = "make vectors of texts (embeddings), or rank documents"
 DESCRIPTION = (
     "Read texts, one a line, and print a vector of each: what the model would predict the next "
-    "token by, of all its tokens together or of one of them. Flags and forms are those of "
-    "llama-embedding."
+    "token by, of all its tokens together or of one of them. Reranking models print how well "
+    "documents answer queries: a line is a query, a tab and a document. Flags and forms are those "
+    "of llama-embedding."
 )
 EXAMPLES = """\
   edgeh2o embed model.gguf -p "first text" --pooling last
   edgeh2o embed model.gguf -f texts.txt --pooling mean --embd-output-format json
-  edgeh2o embed model.gguf -f document.txt --embd-separator '' --pooling mean"""
+  edgeh2o embed model.gguf -f document.txt --embd-separator '' --pooling mean
+  edgeh2o embed reranker.gguf -f pairs.txt --pooling rank"""
 FORMATS = ("array", "json", "json+", "raw")
 # Numbers of a row that are shown: at both ends of one of many tokens, at the beginning of one of
 # several texts.
@@ -61,6 +64,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="what lies between two texts (default: the end of a line)",
     )
+    group.add_argument(
+        "--cls-separator",
+        type=utf8_text,
+        default="\t",
+        metavar="TEXT",
+        help="what lies between a query and a document, of reranking models (default: a tab)",
+    )
     add_model_options(parser)
     add_verbosity_options(parser)
 
@@ -71,7 +81,7 @@ def add_vector_options(group: argparse._ArgumentGroup) -> None:
         "--pooling",
         metavar="P",
         help="what a vector is made of: mean of all tokens, last, cls (the first), or none, a "
-        "vector of each token (default: as the file says, else none)",
+        "vector of each token; rank ranks documents (default: as the file says, else none)",
     )
     group.add_argument(
         "--embd-normalize",
@@ -89,20 +99,37 @@ def execute(args: argparse.Namespace) -> int:
 
     import numpy as np
 
-    from ..engine.embedding import choose_pooling, normalise, require_known, require_power
+    from ..engine.embedding import RANK, choose_pooling, normalise, require_known, require_power
+    from ..engine.ranking import find_probabilities, require_ranking
 
-    require_known(args.pooling)
+    if args.pooling != RANK:
+        require_known(args.pooling)
     power = require_power(args.embd_normalize)
     separator = args.embd_separator
     prompt = read_prompt(args)
     texts = prompt.split(separator) if separator else [prompt]
 
+    pairs: list[NDArray[np.int32]] = []
+
     def check(session: Session) -> None:
-        choose_pooling(session.plan.config, args.pooling)
+        config = session.plan.config
+        if args.pooling == RANK or (
+            args.pooling is None and getattr(config, "pooling", None) == RANK
+        ):
+            require_ranking(config)
+            pairs.extend(_read_pairs(session, texts, args.cls_separator))
+            return
+        choose_pooling(config, args.pooling)
         for number, text in enumerate(texts, 1):
             _check_text(session, text, f"text {number} of {len(texts)}: ")
 
     with open_model(options, check=check) as (llm, bars):
+        if pairs:
+            rows = llm.embed(pairs, "last", normalize=False)
+            bars.close()
+            shares = find_probabilities(rows, llm.model)
+            _print_ranks(shares, require_ranking(llm.config).labels, args.embd_output_format)
+            return 0
         pooling = choose_pooling(llm.config, args.pooling)
         if pooling == "none":
             rows = np.concatenate([llm.embed(text, pooling, normalize=False) for text in texts])
@@ -113,17 +140,54 @@ def execute(args: argparse.Namespace) -> int:
     number = "{:.0f}" if power == 0 else "{:.7f}"
     if args.embd_output_format is None:
         print(format_text(rows, texts, pooling, is_whole=power == 0), end="")
-    elif args.embd_output_format == "raw":
+    else:
+        _print_rows(rows, args.embd_output_format, number, n_texts=len(texts))
+    return 0
+
+
+def _print_rows(rows: NDArray[np.float32], form: str, number: str, *, n_texts: int) -> None:
+    if form == "raw":
         print("\n".join(" ".join(map(number.format, row)) for row in rows.tolist()))
     else:
-        print(format_json(rows, args.embd_output_format, number, n_texts=len(texts)))
-    return 0
+        print(format_json(rows, form, number, n_texts=n_texts))
+
+
+def _print_ranks(shares: NDArray[np.float32], labels: Sequence[str], form: str | None) -> None:
+    """Probabilities of labels [n, n_labels], which no norm divides; in JSON without cosines."""
+    if form is not None:
+        _print_rows(shares, "json" if form == "json+" else form, "{:.7f}", n_texts=len(shares))
+        return
+    print()
+    for index, row in enumerate(shares.tolist()):
+        for number, (label, share) in enumerate(zip(labels, row, strict=True)):
+            print(f"rerank score {index}: {share:8.3f} [{label or number}]")
+
+
+def _read_pairs(session: Session, texts: Sequence[str], separator: str) -> list[NDArray[np.int32]]:
+    """The prompts of queries and documents; a text without a separator is one as it stands.
+
+    Raises UsageError for one that is empty or too long.
+    """
+    prompts = []
+    for number, text in enumerate(texts, 1):
+        query, is_pair, document = text.partition(separator) if separator else (text, "", "")
+        if is_pair:
+            opening = partial(session.prompts.open_pair, query, document)
+        else:
+            opening = partial(session.prompts.open, text)
+        _check_opening(session, opening, f"text {number} of {len(texts)}: ")
+        prompts.append(opening().encode())
+    return prompts
 
 
 def _check_text(session: Session, text: str, place: str) -> None:
     """Raises UsageError for one that is empty or too long."""
+    _check_opening(session, partial(session.prompts.open, text), place)
+
+
+def _check_opening(session: Session, opening: Callable[[], Prompt], place: str) -> None:
     try:
-        session.check_prompt(partial(session.prompts.open, text), SamplingParams(max_tokens=0))
+        session.check_prompt(opening, SamplingParams(max_tokens=0))
     except UsageError as error:
         raise UsageError(f"{place}{error}") from None
 

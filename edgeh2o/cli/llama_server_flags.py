@@ -85,8 +85,8 @@ SERVER_FLAGS = {
             "--pooling --embd-normalize",
             Flag("vectors are made by 'edgeh2o embed' and 'edgeh2o serve'", "value", idle=None),
         ),
-        ("--rerank --reranking", Flag("documents are not ranked; leave it out")),
-        ("--cls-separator", Flag("documents are not ranked", "value", idle=None)),
+        ("--rerank --reranking", Flag("documents are ranked by 'edgeh2o embed'; leave it out")),
+        ("--cls-separator", Flag("documents are ranked by 'edgeh2o embed'", "value", idle=None)),
         (
             "--ssl-key-file --ssl-cert-file",
             Flag("there is no TLS; put a proxy such as Caddy before the server", "value"),

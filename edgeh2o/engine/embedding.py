@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ..runners.base import EmbeddingRunner, Runner
 
 POOLINGS = ("none", "mean", "cls", "last")
+RANK = "rank"  # of reranking models: see ranking.py
+_RANKED_BY = "ranks by 'edgeh2o embed --pooling rank' and LLM.rerank"
 # As llama.cpp numbers them: none, the largest number becomes 32,760, sums of sizes, of squares, of
 # any other power.
 NO_NORM, LARGEST, EUCLIDEAN = -1, 0, 2
@@ -37,10 +39,11 @@ def choose_pooling(config: ModelConfig, asked: str | None) -> str:
     if asked is not None:
         return asked
     if config.pooling not in POOLINGS:
-        cause = "is a reranking model" if config.pooling == "rank" else "has an unknown pooling"
+        is_rank = config.pooling == RANK
+        cause = f"is a reranking model, which {_RANKED_BY}" if is_rank else "has an unknown pooling"
         raise UsageError(
-            f"the file {cause} (metadata key '{config.architecture}.pooling_type'); say which "
-            f"pooling to take (--pooling): {', '.join(POOLINGS)}"
+            f"the file {cause} (metadata key '{config.architecture}.pooling_type'); for vectors "
+            f"say which pooling to take (--pooling): {', '.join(POOLINGS)}"
         )
     return config.pooling
 
@@ -48,8 +51,8 @@ def choose_pooling(config: ModelConfig, asked: str | None) -> str:
 def require_known(pooling: str | None) -> None:
     """Raises UsageError for another pooling than ``POOLINGS``."""
     if pooling is not None and pooling not in POOLINGS:
-        cause = "of reranking models, which are not run" if pooling == "rank" else "unknown"
-        raise UsageError(f"pooling {pooling!r:.40} is {cause}; there are {', '.join(POOLINGS)}")
+        cause = f"makes no vectors: a model {_RANKED_BY}" if pooling == RANK else "is unknown"
+        raise UsageError(f"pooling {pooling!r:.40} {cause}; there are {', '.join(POOLINGS)}")
 
 
 def require_power(power: int) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..errors import ContextLengthError, UsageError
 from .context_size import context_limit
+from .ranking import require_template
 from .transcript import Transcript
 
 if TYPE_CHECKING:
@@ -155,6 +156,32 @@ class PromptReader:
         return self._open_text(
             chat.text, chat, partial(template.encode_rendered, chat), plain=chat.plain_text
         )
+
+    def open_pair(self, query: str, document: str) -> Prompt:
+        """The prompt by which a reranking model ranks ``document``; control tokens stay text.
+
+        Raises as ``require_template`` and ``open`` do.
+        """
+        from ..tokenizer.chat_template import fill_template
+
+        for name, text in (("query", query), ("document", document)):
+            if not isinstance(text, str):
+                raise UsageError(f"a {name} is a text, got {text!r:.80}")
+        tokenizer = self.model.tokenizer
+        texts = {"query": query, "document": document}
+        pair = fill_template(require_template(self._config), texts, tokenizer)
+
+        def encode_from(start: int) -> list[int]:
+            # As llama-server: the template has all that begins and ends a prompt.
+            return tokenizer.encode(
+                pair.text[start:],
+                add_special=False,
+                parse_special=True,
+                stand_ins=pair.stand_ins,
+                before=pair.text[:start],
+            )
+
+        return self._open_text(pair.text, pair, encode_from, plain=pair.plain_text)
 
     def _open_text(
         self,

@@ -48,6 +48,7 @@ StoredValue: TypeAlias = MetadataValue | StoredNumbers | StoredStrings
 TEMPLATE_KEY = "tokenizer.chat_template"
 TOOL_TEMPLATE_NAME = "tool_use"
 TOOL_TEMPLATE_KEY = f"{TEMPLATE_KEY}.{TOOL_TEMPLATE_NAME}"
+RANK_TEMPLATE_KEY = f"{TEMPLATE_KEY}.rerank"  # no jinja2: a text with {query} and {document}
 TEMPLATE_NAMES_KEY = "tokenizer.chat_templates"
 
 _T = TypeVar("_T")

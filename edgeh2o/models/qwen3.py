@@ -21,6 +21,7 @@ for _name in ("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe"):
             activation="silu",
             rope=RopeRule(has_sections="vl" in _name),
             experts=ExpertRule() if _has_experts else None,
+            can_rank=not _has_experts,
             tensors=(
                 *blocks.EMBEDDINGS,
                 *blocks.PRE_NORMS,

@@ -34,6 +34,7 @@ from .hyperparameters import (
 from .joined import bind_joined
 from .key_biases import mark_key_biases
 from .passes import LOOPS_KEY
+from .ranking import RANK_TENSOR, read_ranking
 from .refusals import refuse_unread
 from .rope import (
     ALPHA_KEY,
@@ -78,13 +79,14 @@ def read_model(
         n_layers = len(shape.layers)
         drafting = tuple(f"blk.{n_layers + i}." for i in range(shape.n_drafting_layers))
         left_out = [name for name in gguf.tensors if drafting and name.startswith(drafting)]
+        ranking = [RANK_TENSOR] if spec.can_rank else []
         bindings = bind_joined(
             gguf.tensors,
             spec.rules(shape, is_fused=FUSED_TENSOR in gguf.tensors),
             shape,
             architecture=spec.name,
             interleaved=spec.qk_row_order == "interleaved",
-            read_elsewhere=[*factors, *left_out, *spec.unused_tensors],
+            read_elsewhere=[*factors, *left_out, *spec.unused_tensors, *ranking],
         )
         if cause := check_logit_scaling(shape.rope_scaling):
             raise FormatError(f"{cause} is not supported for the architecture {spec.name!r}")
@@ -222,6 +224,7 @@ def _make_config(
         norms_passes=shape.norms_passes,
         has_two_states=shape.has_two_states,
         pooling=_read_pooling(gguf.metadata, spec),
+        ranking=read_ranking(gguf, spec.name, shape.model_dim) if spec.can_rank else None,
         **_read_frequencies(gguf, spec, shape),
     )
 

@@ -80,6 +80,7 @@ class ArchitectureSpec:
             that they compute goes into the answer.
         can_draft: where there is one such layer, with attention, it may do so; else they are left
             out.
+        can_rank: files may have a matrix that ranks documents.
         has_position_table: positions are rows of a table, added to embeddings.
         has_joint_width: files give the widths of gate and up together as that of the network.
         has_loops: files may say that their layers are gone through several times.
@@ -138,6 +139,7 @@ class ArchitectureSpec:
     streams: StreamRule | None = None
     has_drafting_layers: bool = False
     can_draft: bool = False
+    can_rank: bool = False
     has_position_table: bool = False
     has_joint_width: bool = False
     has_loops: bool = False

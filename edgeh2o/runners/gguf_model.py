@@ -13,12 +13,15 @@ from ..formats.fingerprint import fingerprint_file
 from ..formats.gguf import GgufFile, TensorInfo
 from ..formats.metadata import TEMPLATE_KEY, TOOL_TEMPLATE_KEY
 from ..formats.split import open_model_file
+from ..models.ranking import RANK_TENSOR
 from ..models.reader import read_model
 from ..rope_config import ROPE_OF_FILE, RopeConfig
 from .tensor_checks import check_tensor
 from .weight_loading import OnBytes, Reader, WeightLoading, mapped_bytes, readers_of
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from typing_extensions import Self
 
     from ..formats.model_tensors import ModelTensors
@@ -158,3 +161,17 @@ class GgufModel:
         ResourceError for a file that cannot be read any more.
         """
         return fingerprint_file(self._file, self._tensors)
+
+    @cached_property
+    def rank_weights(self) -> NDArray[np.float32]:
+        """What makes logits of labels of a hidden row, [n_labels, model_dim].
+
+        Read from the file that is open still, where ``config.ranking`` says that it has them.
+        Raises FormatError and ResourceError for a file that cannot be read any more.
+        """
+        from .. import _kernels
+
+        info = self._file.tensors[RANK_TENSOR]
+        data, isa = self._file.tensor_bytes(info), _core.active_isa()
+        rows = _kernels.Weights(isa, info.type_name, data, info.rows, info.cols)
+        return rows.dequantize()

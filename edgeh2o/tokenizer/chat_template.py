@@ -200,6 +200,17 @@ class ChatTemplate:
         return ids
 
 
+def fill_template(source: str, texts: Mapping[str, str], tokenizer: Tokenizer) -> RenderedChat:
+    """``source`` with each of ``texts`` in place of its name in braces, control tokens as text.
+
+    All at once: what looks like a name in a text stays.
+    """
+    marker = _Marker(tokenizer.control_texts, (source, *texts.values()))
+    marked = {f"{{{name}}}": marker.mark(text) for name, text in texts.items()}
+    names = re.compile("|".join(map(re.escape, marked)))
+    return RenderedChat(names.sub(lambda found: marked[found[0]], source), marker.stand_ins)
+
+
 def _describe_today() -> dict[str, str]:
     """The date as llama.cpp gives it to templates.
 

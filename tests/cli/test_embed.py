@@ -11,6 +11,7 @@ import pytest
 from edgeh2o import LLM
 from edgeh2o.cli.embed import format_json, format_text
 from edgeh2o.cli.main import build_parser, main
+from edgeh2o.engine.ranking import find_probabilities
 from tests.tiny_models import TinyModelFactory
 
 TEXTS = ["the thing", "all that is", "anew"]
@@ -104,6 +105,57 @@ def test_a_file_is_one_text_where_nothing_parts_it(
     np.testing.assert_allclose(data["embedding"], expected, atol=1e-6)
 
 
+RANKER = {"architecture": "qwen3", "n_layers": 1, "rank_labels": ("yes", "")}
+# The form is llama-embedding's, by its source.
+RANKS = """
+rerank score 0:    0.{} [yes]
+rerank score 0:    0.{} [1]
+rerank score 1:    0.{} [yes]
+rerank score 1:    0.{} [1]
+"""
+
+
+def test_ranks_have_the_form_of_llama_embedding(
+    capsys: pytest.CaptureFixture[str], tiny_model: TinyModelFactory
+) -> None:
+    model = tiny_model(**RANKER)
+    with LLM(model) as llm:
+        scores = llm.rerank("the thing", ["all that\tis", "anew"])
+    lines = "the thing\tall that\tis\nthe thing\tanew"
+    out = run(capsys, str(model), "-p", lines, "--pooling", "rank")
+    shares = [share for score in scores for share in (score, 1 - score)]
+    assert out == RANKS.format(*(f"{share:.3f}"[2:] for share in shares))
+    other = lines.replace("\t", " => ", 1).replace("\tanew", " => anew")
+    words = [str(model), "-p", other, "--pooling", "rank", "--cls-separator", " => "]
+    for form in ("raw", "array", "json", "json+"):
+        out = run(capsys, *words, "--embd-output-format", form)
+        if form == "raw":
+            found = [list(map(float, line.split())) for line in out.splitlines()]
+        else:
+            said = json.loads(out)
+            found = said if form == "array" else [each["embedding"] for each in said["data"]]
+        np.testing.assert_allclose(np.ravel(found), shares, atol=1e-6)
+
+
+def test_a_file_says_that_it_ranks(
+    capsys: pytest.CaptureFixture[str], tiny_model: TinyModelFactory
+) -> None:
+    """A line without a separator is a prompt; vectors are made if they are asked for."""
+    model = tiny_model(**RANKER, pooling_type=4, context_length=128)
+    out = run(capsys, str(model), "-p", "a\tb\na b", "--embd-output-format", "raw")
+    with LLM(model) as llm:
+        row = llm.embed(["a b"], "last", normalize=False)
+        expected = [llm.rerank("a", ["b"])[0], find_probabilities(row, llm.model)[0, 0]]
+    found = [float(line.split()[0]) for line in out.splitlines()]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    out = run(capsys, str(model), "-p", "a", "--pooling", "last", "--embd-output-format", "raw")
+    assert len(out.split()) == 256
+    long = "the thing " * 200
+    for text, message in ((f"a\tb\na\t{long}", "text 2 of 2: the prompt has"), ("", "is empty")):
+        assert main(["embed", str(model), "-p", text]) == 2
+        assert message in capsys.readouterr().err
+
+
 def test_without_pooling_every_token_has_a_row(
     capsys: pytest.CaptureFixture[str], model: Path
 ) -> None:
@@ -117,7 +169,10 @@ def test_without_pooling_every_token_has_a_row(
     ("words", "message"),
     [
         (["-p", "a", "--pooling", "max"], "pooling 'max' is unknown"),
-        (["-p", "a", "--pooling", "rank"], "reranking models, which are not run"),
+        (
+            ["-p", "a", "--pooling", "rank"],
+            "this model does not rank documents: it is no reranking",
+        ),
         (["-p", "a", "--embd-normalize", "-2"], "must be an integer from -1 to 64"),
         (["-p", "a\n\nb"], "text 2 of 3: the prompt is empty"),
         (["-p", f"a\n{'the thing ' * 200}"], "text 2 of 2: the prompt has"),

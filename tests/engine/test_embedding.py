@@ -173,7 +173,7 @@ def test_what_has_no_vector_is_refused(llm: LLM) -> None:
         (["a", 5], "mean", "a prompt is text or a flat sequence"),
         ([1, 2, 10**6], "mean", "outside the vocabulary"),
         ("a", "max", "pooling 'max' is unknown; there are none, mean, cls, last"),
-        ("a", "rank", "pooling 'rank' is of reranking models"),
+        ("a", "rank", "pooling 'rank' makes no vectors: a model ranks by"),
         (["a", "b"], "none", "'none' gives a row for every token"),
     ):
         with pytest.raises(UsageError, match=message):

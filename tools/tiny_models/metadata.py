@@ -12,6 +12,12 @@ from tools.tiny_models.rope import LINEAR_FACTOR, LONGROPE_ATTENTION_FACTOR, rop
 
 TEMPERATURE_LENGTH = 40
 
+# As files of Qwen3-Reranker have it, shorter.
+RANK_TEMPLATE = (
+    "<|im_start|>system\nJudge the Document.<|im_end|>\n<|im_start|>user\n"
+    "<Query>: {query}\n<Document>: {document}<|im_end|>\n<|im_start|>assistant\n\n"
+)
+
 
 def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     writer.add_name("tiny")
@@ -30,6 +36,10 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     writer.add_context_length(model.context_length)
     if model.pooling_type is not None:
         writer.add_uint32(f"{model.architecture}.pooling_type", model.pooling_type)
+    if model.rank_labels:
+        key = f"{model.architecture}.classifier.output_labels"
+        writer.add_array(key, list(model.rank_labels))
+        writer.add_string("tokenizer.chat_template.rerank", RANK_TEMPLATE)
     if model.adds_eos:
         writer.add_add_eos_token(True)
     writer.add_embedding_length(model.model_dim)

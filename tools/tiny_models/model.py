@@ -72,6 +72,7 @@ class TinyModel:
         n_cut_layers: first layers whose gates are cut off, of gemma3n; None for ten or all.
         rope_base_sliding: base of the layers with a window; None for no key.
         pooling_type: how vectors of texts are made, as llama.cpp numbers it; None for no key.
+        rank_labels: what a matrix has logits of, that ranks documents; () for none.
         adds_eos: every text ends with the token that ends one.
         tied: the token embedding is also the output matrix.
         biases: the seven matrices of a layer have biases.
@@ -140,6 +141,7 @@ class TinyModel:
     vocab_size: int = 320
     context_length: int = 2048
     pooling_type: int | None = None
+    rank_labels: tuple[str, ...] = ()
     adds_eos: bool = False
     norm_eps: float = 1e-5
     tied: bool = True

@@ -37,6 +37,8 @@ def random_tensors(model: TinyModel) -> Tensors:
         _add_token_inputs(normal, model)
     for layer in range(model.n_stored_layers):
         _add_layer(tensors, normal, model, layer)
+    if model.rank_labels:
+        normal("cls.output.weight", len(model.rank_labels), model.model_dim, std=0.3)
     return tensors | drafting_tensors(rng, model, _add_layer)
 
 
