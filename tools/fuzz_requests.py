@@ -22,7 +22,7 @@ with instrumented_imports():
     from edgeh2o.sampling_config import SamplingParams
     from edgeh2o.serving.anthropic_request import read_messages_request
     from edgeh2o.serving.api_error import as_api_error
-    from edgeh2o.serving.embeddings import read_embedding_request
+    from edgeh2o.serving.embeddings import read_embedding_request, read_rank_request
     from edgeh2o.serving.fields import Fields, parse_body
     from edgeh2o.serving.infill import read_infill_request
     from edgeh2o.serving.requests import GenerationRequest, read_chat_request, read_text_requests
@@ -37,6 +37,7 @@ from tests.tokenizer.vocabularies import make_metadata
 
 CHAT, TEXT, INFILL = "/v1/chat/completions", "/v1/completions", "/infill"
 MESSAGES, RESPONSES, VECTORS = "/v1/messages", "/v1/responses", "/v1/embeddings"
+RANKS = "/v1/rerank"
 TEMPLATE = (
     "{% for m in messages %}<|user|>{{ m.role }}\n{{ m.content }}"
     "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}"
@@ -99,6 +100,8 @@ def make_seeds() -> Iterator[bytes]:
     code = {"input_prefix": "the ", "input_suffix": "\n", "prompt": "he", "id_slot": 1}
     yield _write(INFILL, code | {"input_extra": [{"filename": "a", "text": "<|begin|>"}]})
     yield _write(VECTORS, {"input": ["the", [1, 2]], "encoding_format": "base64", "dimensions": 8})
+    yield _write(RANKS, {"query": "hen", "documents": ["a", ""], "top_n": 1, "model": "m"})
+    yield _write(RANKS, {"query": "hen", "texts": ["a"], "return_text": True})
     yield _write(VECTORS, {"content": [1, "hen"], "embd_normalize": -1, "model": "m"})
     yield from _make_agent_seeds()
 
@@ -170,6 +173,8 @@ class RequestTarget:
                 read_infill_request(parse_body(body), self._tokenizer, SamplingParams())
             elif path == VECTORS.encode():
                 read_embedding_request(parse_body(body), is_bare=False)
+            elif path == RANKS.encode():
+                read_rank_request(parse_body(body))
             else:
                 self._read(body, path.decode(errors="replace"))
         except EdgeH2OError as error:

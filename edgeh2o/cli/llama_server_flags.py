@@ -85,7 +85,10 @@ SERVER_FLAGS = {
             "--pooling --embd-normalize",
             Flag("vectors are made by 'edgeh2o embed' and 'edgeh2o serve'", "value", idle=None),
         ),
-        ("--rerank --reranking", Flag("documents are ranked by 'edgeh2o embed'; leave it out")),
+        (
+            "--rerank --reranking",
+            Flag("'edgeh2o serve' always has /v1/rerank of reranking models", idle=None),
+        ),
         ("--cls-separator", Flag("documents are ranked by 'edgeh2o embed'", "value", idle=None)),
         (
             "--ssl-key-file --ssl-cert-file",

@@ -165,9 +165,10 @@ def execute(args: argparse.Namespace) -> int:
 
 def _check_numbers(args: argparse.Namespace) -> None:
     """Raises UsageError for those out of range."""
-    from ..engine.embedding import require_known, require_power
+    from ..engine.embedding import RANK, require_known, require_power
 
-    require_known(args.pooling)
+    if args.pooling != RANK:
+        require_known(args.pooling)
     require_power(args.embd_normalize)
     for flag, value, least in (
         ("--parallel", args.parallel, 1),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 POOLINGS = ("none", "mean", "cls", "last")
 RANK = "rank"  # of reranking models: see ranking.py
-_RANKED_BY = "ranks by 'edgeh2o embed --pooling rank' and LLM.rerank"
+_RANKED_BY = "ranks by 'edgeh2o embed --pooling rank', LLM.rerank and /v1/rerank"
 # As llama.cpp numbers them: none, the largest number becomes 32,760, sums of sizes, of squares, of
 # any other power.
 NO_NORM, LARGEST, EUCLIDEAN = -1, 0, 2

@@ -68,10 +68,8 @@ if TYPE_CHECKING:
     from .fields import Fields
 
 DRAIN_S = 20.0
-_NO_RANKS = "documents are not ranked; use another server for it, or compare their embeddings"
 _NO_SOUND = "this server reads text only"
 _NOT_SERVED = {
-    **dict.fromkeys(("/v1/rerank", "/rerank", "/v1/reranking", "/reranking"), _NO_RANKS),
     **dict.fromkeys(("/v1/audio/transcriptions", "/audio/transcriptions"), _NO_SOUND),
     "/v1/images/generations": "this server writes text only",
     "/props": "its properties do not change while it runs; start it with other flags",
@@ -79,6 +77,7 @@ _NOT_SERVED = {
 # Origins that "localhost" stands for.
 _OWN_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?"
 _PREFIXES = ("/v1", "")
+_RANKINGS = ("rerank", "reranking")
 _COUNTED = "response.input_tokens"
 _OPEN_PATHS = ("/health", "/v1/health", "/")  # without an API key
 
@@ -110,6 +109,7 @@ class _Server:
             (self._respond_to_items, ("/v1/responses", "/responses")),
             (vectors.answer_openai, ("/v1/embeddings",)),
             (vectors.answer, ("/embeddings", "/embedding")),
+            (vectors.rerank, tuple(f"{p}/{name}" for p in _PREFIXES for name in _RANKINGS)),
             (self._message, (ANTHROPIC_PATH,)),
             (self._count_tokens, (f"{ANTHROPIC_PATH}/count_tokens",)),
             (self._count_of_chat, tuple(f"{p}/chat/completions/input_tokens" for p in _PREFIXES)),

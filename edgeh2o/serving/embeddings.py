@@ -1,15 +1,16 @@
-"""Vectors of texts over HTTP: OpenAI's ``/v1/embeddings``, and the paths of llama-server."""
+"""Vectors of texts and ranks over HTTP: OpenAI's ``/v1/embeddings``, paths of llama-server."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,6 +20,7 @@ from ..engine.embedding import (
     choose_pooling,
     normalise,
 )
+from ..engine.ranking import find_probabilities, require_template
 from ..errors import UsageError
 from ..model_config import DecoderConfig
 from .admission import Admission
@@ -30,7 +32,6 @@ from .prompt_vectors import embed_prompts
 from .requests import read_scales
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from .answers import AnswerEngine
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from .metrics import Metrics
     from .server_settings import ServerSettings
     from .ticket import Ticket
+
+# Makes the body of an answer, and says how many tokens were read.
+Work = Callable[["Ticket"], "tuple[bytes, int]"]
 
 MAX_TEXTS = 2048
 # Of an answer without pooling: 80 MB of JSON.
@@ -79,8 +83,59 @@ def read_embedding_request(fields: Fields, *, is_bare: bool) -> EmbeddingRequest
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRequest:
+    """A query and documents; ``is_tei`` is the form of text-embeddings-inference, else Jina's."""
+
+    query: str
+    documents: Sequence[str]
+    most: int
+    is_tei: bool = False
+    has_texts: bool = False
+    model: str = ""
+    lora: Mapping[int, float]
+
+    def describe(self, scores: Sequence[float], n_tokens: int, model: str) -> object:
+        """The answer: the best documents first, equal ones in their order."""
+        label = "score" if self.is_tei else "relevance_score"
+        order = sorted(range(len(scores)), key=lambda i: -scores[i])[: self.most]
+        found = [
+            {
+                "index": i,
+                label: scores[i],
+                **({"text": self.documents[i]} if self.has_texts else {}),
+            }
+            for i in order
+        ]
+        if self.is_tei:
+            return found
+        usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+        return {"model": model, "object": "list", "usage": usage, "results": found}
+
+
+def read_rank_request(fields: Fields) -> RankRequest:
+    """A body, with the fields of llama-server. Raises ApiError."""
+    is_tei = fields.raw("texts") is not None
+    name = fields.first("documents", "texts")
+    query, documents = fields.text("query"), fields.raw(name)
+    if query is None:
+        fields.refuse("query", "a string")
+    is_list = isinstance(documents, list) and all(isinstance(each, str) for each in documents)
+    if not is_list or not 0 < len(documents) <= MAX_TEXTS:
+        fields.refuse(name, f"an array of 1 to {MAX_TEXTS} strings")
+    return RankRequest(
+        query=query,
+        documents=documents,
+        most=fields.integer("top_n", 0, 2**31, len(documents)) or 0,
+        is_tei=is_tei,
+        has_texts=is_tei and fields.flag("return_text"),
+        model=fields.text("model") or "",
+        lora=read_scales(fields),
+    )
+
+
 class Embeddings:
-    """Answers requests for vectors; they wait for places as those for texts do."""
+    """Answers requests for vectors and ranks; they wait for places as those for texts do."""
 
     def __init__(
         self,
@@ -100,13 +155,21 @@ class Embeddings:
         """In that of OpenAI."""
         return await self._respond(request, is_bare=False)
 
+    async def rerank(self, request: Request) -> Response:
+        """Ranks of documents, in the form of Jina or of text-embeddings-inference (TEI)."""
+        wanted = await read_request(request, read_rank_request)
+        return await self._answer(request, partial(self._rank, wanted))
+
     async def _respond(self, request: Request, *, is_bare: bool) -> Response:
         wanted = await read_request(request, partial(read_embedding_request, is_bare=is_bare))
+        return await self._answer(request, partial(self._work, wanted))
+
+    async def _answer(self, request: Request, work: Work) -> Response:
         client = request.client.host if request.client else ""
-        body = await finish_or_cancel(request, self._embed(client, wanted))
+        body = await finish_or_cancel(request, self._run(client, work))
         return Response(body, media_type="application/json")
 
-    async def _embed(self, client: str, wanted: EmbeddingRequest) -> bytes:
+    async def _run(self, client: str, work: Work) -> bytes:
         """The body of the answer, once there was a place for it."""
         outcome = "failed"
         try:
@@ -117,8 +180,7 @@ class Embeddings:
                     loop = asyncio.get_running_loop()
                     timer = loop.call_later(seconds, ticket.cancel, reason)
                 try:
-                    work = partial(self._work, wanted, ticket)
-                    body, n_tokens = await self._admission.run(work, ticket)
+                    body, n_tokens = await self._admission.run(partial(work, ticket), ticket)
                 finally:
                     if timer is not None:
                         timer.cancel()
@@ -171,6 +233,28 @@ class Embeddings:
         if pooling != "none":  # of tokens they stay as they are, as in llama-server
             vectors = [normalise(vector, power) for vector in vectors]
         said = _say_bare(vectors) if wanted.is_bare else self._say(vectors, wanted, n_tokens)
+        return json.dumps(said, separators=(",", ":")).encode(), n_tokens
+
+    def _rank(self, wanted: RankRequest, ticket: Ticket) -> tuple[bytes, int]:
+        """As ``_work``."""
+        pool = self._engine.pool
+        try:
+            require_template(pool.plan.config)
+            if pool.plan.has_device_memory:
+                raise UsageError("documents are ranked on the CPU (--device cpu)")
+        except UsageError as error:
+            raise ApiError(str(error), status=501, code="unsupported_endpoint") from None
+        prompts = []
+        for document in wanted.documents:
+            ticket.require()
+            with pool.prompt_lock:
+                prompt = pool.prompts.open_pair(wanted.query, document)
+            prompts.append(prompt.encode())
+        scales = self._engine.adapters.scales_of(wanted)
+        rows = embed_prompts(pool, prompts, "last", adapter_scales=scales, require=ticket.require)
+        scores = find_probabilities(np.stack(rows), pool.model.model)[:, 0].tolist()
+        n_tokens = sum(map(len, prompts))
+        said = wanted.describe(scores, n_tokens, wanted.model or self._settings.model_name)
         return json.dumps(said, separators=(",", ":")).encode(), n_tokens
 
     def _tokenise(self, given: TextPrompt, ticket: Ticket) -> NDArray[np.int32]:

@@ -191,6 +191,9 @@ def test_serve_takes_the_flags_of_llama_server() -> None:
     with pytest.warns(UserWarning, match="always has /v1/embeddings"):
         args = build_parser().parse_args(words)
     assert (args.pooling, args.embd_normalize) == ("last", 0)
+    with pytest.warns(UserWarning, match="always has /v1/rerank of reranking models"):
+        assert build_parser().parse_args(["serve", "M", "--reranking"]).pooling is None
+    assert build_parser().parse_args(["serve", "M", "--pooling", "rank"]).pooling == "rank"
     with pytest.warns(UserWarning, match="made by 'edgeh2o embed' and 'edgeh2o serve'"):
         build_parser().parse_args(["run", "M", "-p", "x", "--pooling", "mean"])
 

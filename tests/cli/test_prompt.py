@@ -243,7 +243,6 @@ def test_flags_of_newer_commands_become_ours() -> None:
         ("--chunks 4", "it is for 'edgeh2o perplexity'"),
         ("--eagle3", "--draft mtp"),
         ("--mmproj p.gguf", "models read text alone; leave it out"),
-        ("--reranking", "documents are ranked by 'edgeh2o embed'; leave it out"),
         ("--tools all", "tools are run by clients; leave it out"),
         ("--no-prefill-assistant", "continue_final_message"),
         ("--fim-qwen-7b-default", "-hf org/name:FILE"),

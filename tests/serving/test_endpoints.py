@@ -50,7 +50,7 @@ def test_what_it_is(server: RunningServer) -> None:
     assert fetch(server, "/health").json() == {"status": "ok"}
 
 
-@pytest.mark.parametrize("path", ["rerank", "images/generations"])
+@pytest.mark.parametrize("path", ["audio/transcriptions", "images/generations"])
 def test_what_is_not_served_says_what_to_use(server: RunningServer, path: str) -> None:
     reply = fetch(server, f"/v1/{path}", b"{}", JSON)
     assert reply.status_code == 501

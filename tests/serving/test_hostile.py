@@ -233,7 +233,7 @@ def test_large_bodies_are_bounded_for_all_together(server: RunningServer) -> Non
 
 
 def test_paths_and_methods_that_are_not_there(server: RunningServer) -> None:
-    expect_refusal(post(server, "{}", "/v1/rerank"), 501, "embeddings")
+    expect_refusal(post(server, "{}", "/v1/images/generations"), 501, "text only")
     for path in ("/v1/nothing", "/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/v1//models"):
         assert fetch(server, path).status_code == 404
     assert fetch(server, CHAT).status_code == 405

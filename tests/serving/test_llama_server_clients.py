@@ -179,7 +179,8 @@ def test_errors_have_numbers_on_its_own_paths(start_server: StartServer) -> None
         ("/apply-template", {}, "invalid_request_error"),
         ("/lora-adapters", [{"id": 5}], "invalid_request_error"),
         ("/embedding", {"content": 5}, "invalid_request_error"),
-        ("/rerank", {}, "not_supported_error"),
+        ("/rerank", {}, "invalid_request_error"),
+        ("/rerank", {"query": "a", "documents": ["b"]}, "not_supported_error"),
         ("/slots/0?action=erase", {}, "not_supported_error"),
         ("/infill", {}, "not_supported_error"),
     ):

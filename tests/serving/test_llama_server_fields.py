@@ -201,7 +201,7 @@ def test_prompts_are_counted_before_they_are_read(server: RunningServer) -> None
 
 def test_what_is_not_served_names_the_cure(server: RunningServer) -> None:
     for path, cure in (
-        *((path, "compare their embeddings") for path in ("/rerank", "/v1/reranking")),
+        ("/v1/images/generations", "this server writes text only"),
         ("/props", "start it with other flags"),
         ("/slots/0?action=save", "--slot-save-path"),
     ):

@@ -39,7 +39,7 @@ def test_curl(server: RunningServer) -> None:
         chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk["choices"]
     )
     assert text == whole["choices"][0]["message"]["content"]
-    status = post("/v1/rerank", BODY, "-o", "/dev/null", "-w", "%{http_code}")
+    status = post("/v1/images/generations", BODY, "-o", "/dev/null", "-w", "%{http_code}")
     assert status == "501"
 
 
