@@ -241,7 +241,7 @@ class LLM(OpenModel):
             raise UsageError("there is nothing to rank: give a document at least")
         open_pair = partial(self._session.prompts.open_pair, query)
         openings = [partial(open_pair, document) for document in documents]
-        rows = np.stack(self._session.embed(openings, "last", lora=lora))
+        rows = self._session.embed(openings, "last", lora=lora)
         return find_probabilities(rows, self.model)[:, 0].copy()
 
     @property

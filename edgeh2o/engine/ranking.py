@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, cast
 
-import numpy as np
-
 from ..errors import EdgeH2OError, UsageError
 from ..model_config import DecoderConfig
 from .embedding import RANK
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
     from numpy.typing import NDArray
 
     from ..model_config import ModelConfig, RankingConfig
@@ -55,13 +56,17 @@ def require_template(config: ModelConfig) -> str:
     return template
 
 
-def find_probabilities(rows: NDArray[np.float32], model: LoadedModel) -> NDArray[np.float32]:
+def find_probabilities(
+    rows: Sequence[NDArray[np.float32]] | NDArray[np.float32], model: LoadedModel
+) -> NDArray[np.float32]:
     """Of labels [n, n_labels], by the last rows [n, model_dim] of prompts: a softmax of products.
 
     As in ``build_pooling`` of llama.cpp, for Qwen 3. Raises EdgeH2OError for what is not finite.
     """
+    import numpy as np  # here, because models that write do not need it
+
     weights = cast("RankingModel", model).rank_weights
-    logits = rows.astype(np.float64) @ weights.astype(np.float64).T
+    logits = np.asarray(rows, np.float64) @ weights.astype(np.float64).T
     if not np.isfinite(logits).all():
         raise EdgeH2OError("a rank is not finite; the model file may be damaged")
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))

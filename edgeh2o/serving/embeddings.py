@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -32,6 +31,7 @@ from .prompt_vectors import embed_prompts
 from .requests import read_scales
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from .answers import AnswerEngine
@@ -252,7 +252,7 @@ class Embeddings:
             prompts.append(prompt.encode())
         scales = self._engine.adapters.scales_of(wanted)
         rows = embed_prompts(pool, prompts, "last", adapter_scales=scales, require=ticket.require)
-        scores = find_probabilities(np.stack(rows), pool.model.model)[:, 0].tolist()
+        scores = find_probabilities(rows, pool.model.model)[:, 0].tolist()
         n_tokens = sum(map(len, prompts))
         said = wanted.describe(scores, n_tokens, wanted.model or self._settings.model_name)
         return json.dumps(said, separators=(",", ":")).encode(), n_tokens
