@@ -289,6 +289,9 @@ class BuildExtensions(build_ext):
 
     def build_extensions(self) -> None:
         share_slots(self.compiler)
+        # Each names the libraries that it needs: others would take from them what they have of the
+        # standard library, and with it the whole object.
+        self.compiler.set_libraries([])
         super().build_extensions()
 
 
