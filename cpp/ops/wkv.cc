@@ -15,6 +15,32 @@ constexpr float kLogFloor = -0.606531f;  // of decays: -exp(-1/2), as it is trai
 constexpr float kNormEps = 64e-5f;       // of what comes out of a head
 constexpr float kLeastSquare = 1e-24f;   // of the length of a direction
 
+// f(slice, head) for columns of every head, in parallel, with what recurrences have in common: the state is
+// that behind the tokens, and still the one before them.
+template <typename Slice, typename F>
+void for_each_slice(const WkvHeads& heads, MatView<const float> rows, const float* queries, StateStep state,
+                    MatView<float> out, const F& f) {
+  const size_t dim = heads.dim(), head_dim = heads.head_dim, n_slices = head_dim / kWkvColumns;
+  const size_t n_numbers = head_dim * kWkvColumns;
+  parallel_for(heads.n_heads * n_slices, [&](size_t task, size_t) {
+    const size_t head = task / n_slices, first = head * head_dim, column = task * kWkvColumns;
+    const StateStep own = state.at(task * n_numbers);
+    if (own.before != own.after) std::memcpy(own.after, own.before, n_numbers * sizeof(float));
+    Slice slice;
+    slice.n_tokens = rows.rows;
+    slice.key_dim = head_dim;
+    slice.decays = rows.data + first;
+    slice.keys = rows.data + dim + first;
+    slice.values = rows.data + 2 * dim + column;
+    slice.queries = queries + first;
+    slice.stride = rows.stride;
+    slice.state = own.after;
+    slice.out = out.data + column;
+    slice.out_stride = out.stride;
+    f(slice, head);
+  });
+}
+
 }  // namespace
 
 size_t WkvHeads::widest_rank() const {
@@ -102,25 +128,10 @@ void finish_rows(const KernelTable& table, const WkvHeads& heads, const WkvVecto
 
 void wkv(const KernelTable& table, const WkvHeads& heads, MatView<const float> rows, const float* queries,
          StateStep state, MatView<float> out) {
-  const size_t dim = heads.dim(), head_dim = heads.head_dim, n_slices = head_dim / kWkvColumns;
-  const size_t n_numbers = head_dim * kWkvColumns;
-  parallel_for(heads.n_heads * n_slices, [&](size_t task, size_t) {
-    const size_t head = task / n_slices * head_dim, column = task * kWkvColumns;
-    const StateStep own = state.at(task * n_numbers);
-    if (own.before != own.after) std::memcpy(own.after, own.before, n_numbers * sizeof(float));
-    WkvSlice slice;
-    slice.n_tokens = rows.rows;
-    slice.key_dim = head_dim;
-    slice.decays = rows.data + head;
-    slice.keys = rows.data + dim + head;
-    slice.values = rows.data + 2 * dim + column;
-    slice.directions = rows.data + 3 * dim + head;
-    slice.removals = rows.data + 4 * dim + head;
-    slice.queries = queries + head;
-    slice.stride = rows.stride;
-    slice.state = own.after;
-    slice.out = out.data + column;
-    slice.out_stride = out.stride;
+  const size_t dim = heads.dim();
+  for_each_slice<WkvSlice>(heads, rows, queries, state, out, [&](WkvSlice& slice, size_t head) {
+    slice.directions = rows.data + 3 * dim + head * heads.head_dim;
+    slice.removals = rows.data + 4 * dim + head * heads.head_dim;
     table.wkv_f32(slice);
   });
 }
@@ -158,25 +169,9 @@ void finish_rows6(const KernelTable& table, const WkvHeads& heads, const float* 
 
 void wkv6(const KernelTable& table, const WkvHeads& heads, MatView<const float> rows, const float* queries,
           const float* own, StateStep state, MatView<float> out) {
-  const size_t dim = heads.dim(), head_dim = heads.head_dim, n_slices = head_dim / kWkvColumns;
-  const size_t n_numbers = head_dim * kWkvColumns;
-  parallel_for(heads.n_heads * n_slices, [&](size_t task, size_t) {
-    const size_t head = task / n_slices, first = head * head_dim, column = task * kWkvColumns;
-    const StateStep part = state.at(task * n_numbers);
-    if (part.before != part.after) std::memcpy(part.after, part.before, n_numbers * sizeof(float));
-    Wkv6Slice slice;
-    slice.n_tokens = rows.rows;
-    slice.key_dim = head_dim;
-    slice.decays = rows.data + first;
-    slice.keys = rows.data + dim + first;
-    slice.values = rows.data + 2 * dim + column;
-    slice.queries = queries + first;
-    slice.stride = rows.stride;
+  for_each_slice<Wkv6Slice>(heads, rows, queries, state, out, [&](Wkv6Slice& slice, size_t head) {
     slice.own = own + head;
     slice.own_stride = rows.stride;
-    slice.state = part.after;
-    slice.out = out.data + column;
-    slice.out_stride = out.stride;
     table.wkv6_f32(slice);
   });
 }
