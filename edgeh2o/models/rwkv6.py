@@ -9,19 +9,9 @@ from __future__ import annotations
 from . import blocks
 from .hybrids import HybridRule
 from .rope import RopeRule
+from .rwkv import EMBEDDINGS_AND_NORMS, LAYER, MIX, NETWORK, SHARES, mixer_matrices
 from .spec import ArchitectureSpec, register_architecture
-from .tensors import TensorPart, TensorRule, tensor
-
-_LAYER = "blk.{layer}."
-_MIX = _LAYER + "time_mix_"
-_EMBEDDING, _, _OUTPUT = blocks.EMBEDDINGS
-
-
-def _norm(name: str, core_name: str) -> tuple[TensorRule, ...]:
-    return tuple(
-        tensor(f"{name}.{kind}", "model_dim", core_name=f"{core_name}.{kind}")
-        for kind in ("weight", "bias")
-    )
+from .tensors import TensorRule, tensor
 
 
 def _vector(name: str, core_name: str = "", *, required: bool = True) -> TensorRule:
@@ -45,51 +35,24 @@ register_architecture(
         has_embedding_norm=True,
         hybrid=HybridRule(mixer="rwkv6", has_attention=False),
         tensors=(
-            _EMBEDDING,
-            _OUTPUT,
-            *_norm("token_embd_norm", "token_embd_norm"),
-            *_norm("output_norm", "output_norm"),
-            *_norm(f"{_LAYER}attn_norm", f"{_LAYER}attn_norm"),
-            *_norm(f"{_LAYER}attn_norm_2", f"{_LAYER}ffn_norm"),
-            *_norm(f"{_MIX}ln", f"{_MIX}ln"),
-            _vector(f"{_MIX}lerp_x"),
-            tensor(
-                f"{_MIX}lerp_fused.weight",
-                "model_dim",
-                "n_wkv_shares",
-                parts=(TensorPart(f"{_MIX}lerp_fused.{{part}}.weight", "one"),),
-                is_vectors=True,
-                required=False,
-            ),
+            *EMBEDDINGS_AND_NORMS,
+            _vector(f"{MIX}lerp_x"),
+            *blocks.optional(SHARES),
             # Of older files.
             *(
-                _vector(f"{_MIX}lerp_{name}", f"{_MIX}lerp_fused.{i}.weight", required=False)
+                _vector(f"{MIX}lerp_{name}", f"{MIX}lerp_fused.{i}.weight", required=False)
                 for i, name in enumerate("wkvrg")
             ),
-            tensor(f"{_MIX}w1.weight", "model_dim", "wkv_shifts_dim"),
-            tensor(f"{_MIX}w2.weight", "wkv_shift_rank", "model_dim", "n_wkv_shares"),
-            tensor(f"{_MIX}decay_w1.weight", "model_dim", "wkv_decay_rank"),
-            tensor(f"{_MIX}decay_w2.weight", "wkv_decay_rank", "model_dim"),
-            tensor(f"{_MIX}decay.weight", "model_dim"),
-            tensor(f"{_MIX}first.weight", "wkv_head_dim", "n_wkv_heads", is_vectors=True),
-            *(
-                tensor(f"{_MIX}{name}.weight", "model_dim", "model_dim")
-                for name in ("receptance", "key", "value", "gate", "output")
-            ),
-            *(_vector(f"{_LAYER}channel_mix_lerp_{name}") for name in "kr"),
-            tensor(f"{_LAYER}channel_mix_receptance.weight", "model_dim", "model_dim"),
-            tensor(
-                f"{_LAYER}channel_mix_key.weight",
-                "model_dim",
-                "ffn_dim",
-                core_name=f"{_LAYER}ffn_up.weight",
-            ),
-            tensor(
-                f"{_LAYER}channel_mix_value.weight",
-                "ffn_dim",
-                "model_dim",
-                core_name=f"{_LAYER}ffn_down.weight",
-            ),
+            tensor(f"{MIX}w1.weight", "model_dim", "wkv_shifts_dim"),
+            tensor(f"{MIX}w2.weight", "wkv_shift_rank", "model_dim", "n_wkv_shares"),
+            tensor(f"{MIX}decay_w1.weight", "model_dim", "wkv_decay_rank"),
+            tensor(f"{MIX}decay_w2.weight", "wkv_decay_rank", "model_dim"),
+            tensor(f"{MIX}decay.weight", "model_dim"),
+            tensor(f"{MIX}first.weight", "wkv_head_dim", "n_wkv_heads", is_vectors=True),
+            *mixer_matrices("receptance", "key", "value", "gate", "output"),
+            *(_vector(f"{LAYER}channel_mix_lerp_{name}") for name in "kr"),
+            tensor(f"{LAYER}channel_mix_receptance.weight", "model_dim", "model_dim"),
+            *NETWORK,
         ),
     )
 )
