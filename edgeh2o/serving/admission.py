@@ -123,6 +123,38 @@ class Admission:
             if not self._clients[client]:
                 del self._clients[client]
 
+    @asynccontextmanager
+    async def admit_counted(
+        self, client: str, wanted: int | None = None, *, timeout_s: float
+    ) -> AsyncIterator[Ticket]:
+        """As ``admit``; what takes longer than ``timeout_s``, if that is not 0, is cancelled.
+
+        Unless ``is_answered`` of the ticket, the request counts as rejected, cancelled or failed.
+        """
+        ticket, outcome = None, "failed"
+        try:
+            async with self.admit(client, wanted) as ticket:
+                timer = None
+                if timeout_s:
+                    reason = f"the answer took longer than {timeout_s:g} seconds (--timeout)"
+                    loop = asyncio.get_running_loop()
+                    timer = loop.call_later(timeout_s, ticket.cancel, reason)
+                try:
+                    yield ticket
+                finally:
+                    if timer is not None:
+                        timer.cancel()
+        except (GeneratorExit, asyncio.CancelledError):
+            outcome = "cancelled"
+            raise
+        except ApiError as error:
+            if error.status == 429:
+                outcome = "rejected"
+            raise
+        finally:
+            if ticket is None or not ticket.is_answered:
+                self._metrics.requests.labels(outcome).inc()
+
     def _find(self, wanted: int | None) -> Place | None:
         """A free place, that of the number if one is given."""
         fit = (each for each in self.places if wanted in (None, each.number))

@@ -329,36 +329,18 @@ class _Server:
     ) -> AsyncGenerator[Event, None]:
         client = request.client.host if request.client else ""
         place = wanted.place if wanted.place in range(self._settings.parallel) else None
-        outcome = "failed"
-        loop = asyncio.get_running_loop()
-        try:
-            async with self._admission.admit(client, place) as ticket:
-                form.place = ticket.place
-                timer, seconds = None, self._settings.timeout_s
-                if seconds:
-                    reason = f"the answer took longer than {seconds:g} seconds (--timeout)"
-                    timer = loop.call_later(seconds, ticket.cancel, reason)
-                answer = self._admission.answer(wanted, ticket)
-                try:
-                    async for event in answer:
-                        if isinstance(event, Finished):
-                            self._metrics.count(event)
-                            outcome = ""
-                        yield event
-                finally:
-                    await answer.aclose()
-                    if timer is not None:
-                        timer.cancel()
-        except (GeneratorExit, asyncio.CancelledError):
-            outcome = outcome and "cancelled"
-            raise
-        except ApiError as error:
-            if error.status == 429:
-                outcome = "rejected"
-            raise
-        finally:
-            if outcome:
-                self._metrics.requests.labels(outcome).inc()
+        seconds = self._settings.timeout_s
+        async with self._admission.admit_counted(client, place, timeout_s=seconds) as ticket:
+            form.place = ticket.place
+            answer = self._admission.answer(wanted, ticket)
+            try:
+                async for event in answer:
+                    if isinstance(event, Finished):
+                        self._metrics.count(event)
+                        ticket.is_answered = True
+                    yield event
+            finally:
+                await answer.aclose()
 
 
 def _repeat_all(prompts: Sequence[GenerationRequest], n: int) -> list[GenerationRequest]:

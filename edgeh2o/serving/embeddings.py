@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -171,31 +170,12 @@ class Embeddings:
 
     async def _run(self, client: str, work: Work) -> bytes:
         """The body of the answer, once there was a place for it."""
-        outcome = "failed"
-        try:
-            async with self._admission.admit(client) as ticket:
-                timer, seconds = None, self._settings.timeout_s
-                if seconds:
-                    reason = f"the answer took longer than {seconds:g} seconds (--timeout)"
-                    loop = asyncio.get_running_loop()
-                    timer = loop.call_later(seconds, ticket.cancel, reason)
-                try:
-                    body, n_tokens = await self._admission.run(partial(work, ticket), ticket)
-                finally:
-                    if timer is not None:
-                        timer.cancel()
-            outcome = ""
+        seconds = self._settings.timeout_s
+        async with self._admission.admit_counted(client, timeout_s=seconds) as ticket:
+            body, n_tokens = await self._admission.run(partial(work, ticket), ticket)
+            ticket.is_answered = True
             self._metrics.count_read(n_tokens)
-            return body
-        except asyncio.CancelledError:
-            outcome = "cancelled"
-            raise
-        except ApiError as error:
-            outcome = "rejected" if error.status == 429 else outcome
-            raise
-        finally:
-            if outcome:
-                self._metrics.requests.labels(outcome).inc()
+        return body
 
     def _work(self, wanted: EmbeddingRequest, ticket: Ticket) -> tuple[bytes, int]:
         """The body, and how many tokens the texts have; in a thread of its own."""

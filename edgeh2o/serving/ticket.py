@@ -15,6 +15,7 @@ class Ticket:
         self.place = -1  # at which it is answered
         self.n_generated = 0  # so far
         self.most_tokens = -1  # of the answer; -1: as many as there are
+        self.is_answered = False
         self._lock = Lock()
         self._runner: SharedRunner | None = None
         self._reason: str | None = None
