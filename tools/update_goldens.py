@@ -8,21 +8,18 @@ them; tests/golden/versions.json says which llama.cpp made it.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import string
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from bench.errors import LlamaCppError
 from bench.llama_cpp import LlamaCpp
 from tests.model.golden_cases import CASES, CONTEXT, POSITION_STEP, options_of
 from tools.make_tiny_model import write_tiny_model
+from tools.record_goldens import record_cases
 
 FOLDER = Path(__file__).parent.parent / "tests" / "golden"
 
@@ -51,26 +48,14 @@ def record(llama_cpp: LlamaCpp, case: str, folder: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line entry; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="update_goldens", description=__doc__.split("\n")[0])
-    parser.add_argument("llama_cpp", type=Path, help="folder of llama.cpp's programs")
-    parser.add_argument("cases", nargs="*", help="default: all", metavar="CASE")
-    options = parser.parse_args(arguments)
-    unknown = set(options.cases) - set(CASES)
-    if unknown:
-        parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
-    llama_cpp = LlamaCpp(options.llama_cpp, threads=2)
-    versions_file = FOLDER / "versions.json"
-    versions = json.loads(versions_file.read_text()) if versions_file.is_file() else {}
-    try:
-        version = llama_cpp.version()
-        for case in options.cases or CASES:
-            record(llama_cpp, case, FOLDER)
-            versions[case] = version
-    except (OSError, LlamaCppError) as error:
-        print(f"update_goldens: error: {error}", file=sys.stderr)
-        return 1
-    versions_file.write_text(json.dumps(versions, indent=1, sort_keys=True) + "\n")
-    return 0
+    return record_cases(
+        arguments,
+        prog="update_goldens",
+        description=__doc__.split("\n")[0],
+        cases=CASES,
+        folder=FOLDER,
+        record=record,
+    )
 
 
 if __name__ == "__main__":

@@ -143,8 +143,7 @@ class Session:
         """Of one prompt, which is read by the rules of those that are answered."""
         n_tokens, report = len(token_ids), self._on_progress
         choose_context(self.plan, n_tokens, 0)  # no profile is made of one that is too long
-        if (table := measure_profile(self.plan, self.model, token_ids)) is not None:
-            self.cache.learn(keep_profile(table))
+        self._learn_from(token_ids, is_kept=True)
         runner = require_rows(self.prepare(n_tokens, 0))
         self.cache.is_open = False
         try:
@@ -290,10 +289,13 @@ class Session:
         ``is_kept`` is known to other processes. Raises ResourceError if it does not fit in memory.
         """
         with self.access.call():
-            table = measure_profile(self.plan, self.model, token_ids)
-            if table is not None:
-                self.cache.learn(keep_profile(table) if is_kept else merge_profiles(None, table))
-            return table is not None
+            return self._learn_from(token_ids, is_kept=is_kept)
+
+    def _learn_from(self, token_ids: NDArray[np.int32], *, is_kept: bool) -> bool:
+        table = measure_profile(self.plan, self.model, token_ids)
+        if table is not None:
+            self.cache.learn(keep_profile(table) if is_kept else merge_profiles(None, table))
+        return table is not None
 
     @property
     def prompts(self) -> PromptReader:
