@@ -200,18 +200,20 @@ def run_compiler(command: list[str]) -> None:
 
 
 def compile_units(units: Iterable[Unit], build_dir: Path, toolchain: Toolchain) -> list[Path]:
-    """Their objects, compiled side by side; all anew if the toolchain is another than before.
+    """Their objects, in their order; all compiled anew if the toolchain is another than before.
 
-    The tables of kernels, each of which takes as long as all else, come first.
+    They are compiled side by side, the tables of kernels first: each takes as long as all else.
     """
     stamp = build_dir / "toolchain.txt"
     if not stamp.exists() or stamp.read_text() != repr(toolchain):
         shutil.rmtree(build_dir, ignore_errors=True)
         build_dir.mkdir(parents=True)
         stamp.write_text(repr(toolchain))
+    given = list(units)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        in_turn = sorted(units, key=lambda unit: not unit.source.startswith("cpp/isa/"))
-        return list(pool.map(lambda unit: compile_unit(unit, build_dir, toolchain), in_turn))
+        in_turn = sorted(given, key=lambda unit: not unit.source.startswith("cpp/isa/"))
+        jobs = {unit: pool.submit(compile_unit, unit, build_dir, toolchain) for unit in in_turn}
+        return [jobs[unit].result() for unit in given]
 
 
 def link(objects: Sequence[Path], output: Path, toolchain: Toolchain, *options: str) -> Path:

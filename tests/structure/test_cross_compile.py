@@ -44,3 +44,19 @@ def test_every_source_of_the_core_is_built() -> None:
     for folder in ("base", "quant", "ops", "sparse", "sequence", "model"):
         paths = (ROOT / "cpp" / folder).rglob("*.cc")
         assert {str(path.relative_to(ROOT)) for path in paths} <= set(sources)
+
+
+def test_objects_come_in_the_order_of_their_units(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Others would go into the archive of another library, where the linker may pass them by."""
+
+    def compile_unit(unit: cross_check_aarch64.Unit, build_dir: Path, _: object) -> Path:
+        return build_dir / Path(unit.source).with_suffix(".o").name
+
+    monkeypatch.setattr(cross_check_aarch64, "compile_unit", compile_unit)
+    sources = ("cpp/ops/joined.cc", "cpp/isa/select.cc", "cpp/isa/neon.cc", "cpp/bindings/core.cc")
+    units = [cross_check_aarch64.Unit(source, ()) for source in sources]
+    toolchain = cross_check_aarch64.Toolchain()
+    objects = cross_check_aarch64.compile_units(units, tmp_path, toolchain)
+    assert [path.stem for path in objects] == ["joined", "select", "neon", "core"]
