@@ -185,6 +185,7 @@ def _format_peaks(peaks: dict[str, dict[str, float]]) -> str:
         "bf16": "bf16",
         "f16": "f16",
         "int8": "int8 attention",
+        "int16": "int16 attention",
         "q4": "8-bit x 4-bit",
         "q8": "8-bit x 8-bit",
     }

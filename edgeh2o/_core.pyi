@@ -9,7 +9,7 @@ from typing_extensions import Buffer
 def available_isas() -> list[str]: ...
 def active_isa() -> str: ...
 def attention_precisions() -> list[str]:
-    """Those of "f32", "bf16" and "f16" that the kernels in use have."""
+    """Those of "f32", "bf16", "f16", "int8" and "int16" that the kernels in use have."""
 
 def best_attention_precision() -> str:
     """The one that is fastest with them, as far as is known."""
@@ -411,7 +411,7 @@ class ChunkedAttention(_SequenceMethods):
     fit raise ValueError. A ``soft_cap`` bounds logits by ``soft_cap * tanh(logit / soft_cap)``.
     ``precision`` is what the products of ``run`` take: "f32", or queries, keys, weights and values
     rounded to "bf16" and summed in float32, or rounded to "f16", 32 products summed in float16 and
-    these sums in float32. ``decode`` is float32 always.
+    these sums in float32, or rounded to integers ("int8", "int16"). ``decode`` is float32 always.
 
     q and k are taken to have the rotary embedding applied, unless ``rotary`` gives the cos and sin
     of the tokens, [n_tokens, pairs] each, for the first dimensions of every head: they are then

@@ -92,22 +92,22 @@ def layout(str isa):
 
 
 def peak(str isa, str kind, size_t n_rounds):
-    """Chains of independent products in registers, on one thread; kind: "f32", "bf16", "f16", "int8", or weights "q4", "q8".
+    """Chains of independent products in registers, on one thread; kind: "f32", "bf16", "f16", "int8", "int16", or weights "q4", "q8".
 
     Returns the number of operations. Raises ValueError for a type that the instruction set has no products of."""
     cdef const KernelTable* table = table_of(isa)
     cdef float[16] out
     cdef uint64_t n_operations = 0
-    kinds = ("f32", "bf16", "f16", "int8", "q4", "q8")
+    kinds = ("f32", "bf16", "f16", "int8", "int16", "q4", "q8")
     if kind not in kinds: raise ValueError(f"kind is {kind!r}, not one of {', '.join(kinds)}")
     cdef int which = kinds.index(kind)
-    if which < 4 and table.attention[which].peak == NULL:
+    if which < 5 and table.attention[which].peak == NULL:
         raise ValueError(f"{isa} has no products of {kind}")
     out[:] = [0.0] * 16
     with nogil:
-        if which < 4:
+        if which < 5:
             n_operations = table.attention[which].peak(&out[0], n_rounds)
-        elif which == 4:
+        elif which == 5:
             n_operations = table.peak_q4(&out[0], n_rounds)
         else:
             n_operations = table.peak_q8(&out[0], n_rounds)

@@ -23,7 +23,7 @@ DEVICE_NAME = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 # In the place of a draft model: the layer of the model's own file that guesses tokens ahead.
 MTP_DRAFT = "mtp"
 PACKED_OFF, PACKED_AUTO = "off", "auto"
-ATTENTION_PRECISIONS = ("auto", "f32", "bf16", "f16", "int8")
+ATTENTION_PRECISIONS = ("auto", "f32", "bf16", "f16", "int8", "int16")
 # What weights can be written as: tensor types of GGUF, and mixtures of llama-quantize.
 QUANTISED_TYPES = (
     *("f32", "f16", "bf16", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0"),
@@ -141,7 +141,7 @@ class RuntimeConfig:
         "--attention-precision",
         help="what the products of prefill attention are rounded to; auto: int8 for prompts of "
         "1,024 tokens and more where a budget table knows it to be harmless or an earlier prompt "
-        "has shown it, else bf16 where it is known to be faster and keys have no bias, else f32",
+        "has shown it, else int16 or bf16 where they are known to be faster, else f32",
         choices=ATTENTION_PRECISIONS,
     )
     check_tensors: bool = option(

@@ -41,20 +41,26 @@ def use(name: str) -> None:
         raise UsageError(f"isa (--isa): {error}") from None
 
 
-def attention_precision(name: str, *, has_key_bias: bool = False, may_round: bool = False) -> str:
-    """The number type that the products of prefill attention take: "f32", "bf16", "f16" or "int8".
+def attention_precision(
+    name: str, *, has_key_bias: bool = False, has_even_keys: bool = True, may_round: bool = False
+) -> str:
+    """The number type that the products of prefill attention take.
 
-    "auto" is what the instruction set in use is known to be fastest with, and "f32" for keys with a
-    bias: Qwen 2 has some in the hundreds, where a step of bf16 is 1 or 2. It is "int8" only for
-    those who ``may_round``, where there are such products. Raises UsageError for a type of which
+    That is "f32", "bf16", "f16", "int8" or "int16". "auto" is what the instruction set in use is
+    known to be fastest with. It is "f32" instead of "bf16" for keys with a bias, of which Qwen 2
+    has some in the hundreds, where a step of bf16 is 1 or 2, and instead of integers unless keys
+    are even: a few large dimensions leave few steps for the others. It is "int8" only for those who
+    ``may_round`` such keys, where there are such products. Raises UsageError for a type of which
     the instruction set has no products.
     """
     from . import _core
 
     if name == "auto":
-        if may_round and "int8" in _core.attention_precisions():
+        if has_even_keys and may_round and "int8" in _core.attention_precisions():
             return "int8"
-        return "f32" if has_key_bias else _core.best_attention_precision()
+        best: str = _core.best_attention_precision()
+        is_fit = has_even_keys if best == "int16" else not has_key_bias
+        return best if is_fit else "f32"
     if name not in _core.attention_precisions():
         raise UsageError(
             f"attention_precision (--attention-precision) {name}: the instruction set {active()} "

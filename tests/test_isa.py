@@ -52,12 +52,18 @@ def test_attention_precisions(name: str) -> None:
     isa.use(name)
     try:
         assert isa.attention_precision("f32") == "f32"
-        assert isa.attention_precision("auto") == ("bf16" if name == "avx512bf16" else "f32")
-        assert isa.attention_precision("auto", has_key_bias=True) == "f32"
+        in_shorts = ("avx2", "avxvnni", "avx512vnni", "avx512bf16")
+        has_shorts = name in in_shorts and name != "avx512bf16"
+        best = "bf16" if name == "avx512bf16" else "int16" if has_shorts else "f32"
+        assert isa.attention_precision("auto") == best
+        biased = isa.attention_precision("auto", has_key_bias=True)
+        assert biased == ("int16" if has_shorts else "f32")
+        assert isa.attention_precision("auto", has_key_bias=True, has_even_keys=False) == "f32"
         having = {
             "bf16": ("scalar", "avx512bf16", "neon_i8mm"),
             "f16": ("scalar", "neon_dotprod", "neon_i8mm"),
             "int8": ("scalar", "avxvnni", "avx512vnni", "avx512bf16", "neon_dotprod", "neon_i8mm"),
+            "int16": in_shorts,
         }
         for narrow, names in having.items():
             if name in names:

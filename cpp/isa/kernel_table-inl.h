@@ -28,17 +28,13 @@ constexpr std::array<Unpacked, kPackedFormats> unpacked_formats() {
   return kinds;
 }
 
-template <typename Bytes, bool kExists>
-constexpr AttentionKernels byte_attention_kernels() {
+template <typename Integers, bool kExists>
+constexpr AttentionKernels integer_attention_kernels() {
   if constexpr (kExists) {
-    return {4,
-            kByteKeys,
-            pack_byte_queries<Bytes>,
-            pack_byte_keys<Bytes>,
-            pack_byte_values<Bytes>,
-            attention_byte_tile<Bytes>,
-            byte_column_sums<Bytes>,
-            peak_q8<8>};
+    return {kIntegerLayout<Integers>.per_word, kLevelKeys,
+            pack_integer_queries<Integers>,    pack_integer_keys<Integers>,
+            pack_integer_values<Integers>,     attention_integer_tile<Integers>,
+            integer_column_sums<Integers>,     peak_integers<Integers>};
   } else {
     return {};
   }
@@ -53,8 +49,9 @@ const KernelTable kTable = {
      kHasPairs<simd::WordDot>},
     {attention_kernels<F32Products, true>(), attention_kernels<Bf16Products, simd::kHasBf16>(),
      attention_kernels<F16Products<simd::Halves>, simd::kHasF16>(),
-     byte_attention_kernels<simd::Bytes, simd::kHasBytes>()},
-    simd::kPrefersBf16 ? AttentionPrecision::kBf16 : AttentionPrecision::kF32,
+     integer_attention_kernels<simd::Bytes, simd::kHasBytes>(),
+     integer_attention_kernels<simd::Shorts, simd::kHasShorts>()},
+    simd::kHasShorts ? AttentionPrecision::kInt16 : AttentionPrecision::kF32,
     quantize_q8p_f32,
     unpack_q_qp,
     gemm_f32_q8_qp,

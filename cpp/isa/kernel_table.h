@@ -38,8 +38,8 @@ struct PackLayout {
 
 // Prefill attention, by what it multiplies. Buffers are 32-bit words of values_per_word values.
 struct AttentionKernels {
-  size_t values_per_word;  // 1: f32, 2: bf16 or f16, 4: int8; 0: the ISA has not got these
-  size_t key_block;        // keys that are packed together: nr, or kByteKeys of int8
+  size_t values_per_word;  // 1: f32, 2: bf16, f16 or int16, 4: int8; 0: the ISA has not got these
+  size_t key_block;        // keys that are packed together: nr, or kLevelKeys of integers
   void (*pack_queries)(float* out, const float* x, size_t x_stride, float factor, size_t n_queries,
                        size_t group_size, size_t head_dim);
   void (*pack_keys)(CacheType, float* out, const void* rows, const int32_t* positions, size_t n_keys,

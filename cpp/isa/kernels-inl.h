@@ -36,10 +36,10 @@
 //
 #include "kernels/kv_panels-inl.h"
 //
-#include "kernels/byte_levels-inl.h"
-#include "kernels/byte_panels-inl.h"
+#include "kernels/integer_panels-inl.h"
+#include "kernels/weight_levels-inl.h"
 //
-#include "kernels/attention_bytes-inl.h"
+#include "kernels/attention_integers-inl.h"
 //
 #include "kernels/attention_blocks-inl.h"
 //

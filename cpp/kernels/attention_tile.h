@@ -14,10 +14,11 @@
 namespace edgeh2o {
 
 // What the products of prefill attention take: f32, or queries, keys, weights and values rounded to bf16 with
-// sums in f32, or to f16 with sums of 32 products in f16 and the rest in f32, or to 8 bits with sums in
-// int32.
-enum class AttentionPrecision : uint8_t { kF32, kBf16, kF16, kInt8 };
-inline constexpr size_t kAttentionPrecisions = 4;
+// sums in f32, or to f16 with sums of 32 products in f16 and the rest in f32, or to integers of 8 or 16 bits
+// with sums in int32.
+enum class AttentionPrecision : uint8_t { kF32, kBf16, kF16, kInt8, kInt16 };
+inline constexpr size_t kAttentionPrecisions = 5;
+constexpr bool is_integer(AttentionPrecision precision) { return precision >= AttentionPrecision::kInt8; }
 
 inline constexpr float kLog2E = 1.44269504088896341f;
 
@@ -40,26 +41,38 @@ struct AttentionPiece {
   const float* biases = nullptr;  // [n_keys] natural logarithms added to the logits, or null
 };
 
-// With kInt8, keys and values are blocks of kByteKeys keys, the first from the start of a piece, each with
-// the numbers that its bytes are rounded by; so are the weights of a row. Bytes of queries and keys are mixed
-// (byte_panels-inl.h). In words:
-//   queries    per row [key_dim / 4] bytes, their unit, the start of their sums (int32), [key_dim] f32
-//   keys       per block [kByteKeys / nr][key_dim / 4][nr] bytes of what keys differ by from the mean of the
-//              block, [kByteKeys] units, [key_dim] the mean
-//   values     per block [o_stride / nr][kByteKeys / 4][nr] bytes, [o_stride] units
-//   weights    per row and block kByteKeys levels as bytes, then, per row, a unit for every block, and the
-//              start of its sums (int32)
-inline constexpr size_t kByteKeys = 64;
-constexpr size_t byte_query_words(size_t key_dim) { return key_dim / 4 + 2 + key_dim; }
-constexpr size_t byte_key_words(size_t key_dim) {  // of a key, in the mean
-  return key_dim / 4 + 1 + (key_dim + kByteKeys - 1) / kByteKeys;
-}
-constexpr size_t byte_value_words(size_t o_stride) {
-  return o_stride / 4 + (o_stride + kByteKeys - 1) / kByteKeys;
-}
-constexpr size_t byte_weight_words(size_t n_keys) {
-  return (n_keys + kByteKeys - 1) / kByteKeys * (kByteKeys / 4 + 2);
-}
+// With kInt8 and kInt16, keys and values are blocks of kLevelKeys keys, the first from the start of a piece,
+// each with the numbers that its integers are rounded by; so are the weights of a row. Bytes of queries and
+// keys are mixed, and those of keys are what they differ by from the mean of their block
+// (integer_panels-inl.h). In words of per_word integers:
+//   queries    per row [key_dim / per_word] integers, their unit, the start of their sums (int32); of bytes
+//              also [key_dim] f32
+//   keys       per block [kLevelKeys / nr][key_dim / per_word][nr] integers, [kLevelKeys] units; of bytes
+//   also
+//              [key_dim] the mean
+//   values     per block [o_stride / nr][kLevelKeys / per_word][nr] integers, [o_stride] units
+//   weights    per row and block kLevelKeys levels, then, per row, a unit for every block, and the start of
+//   its
+//              sums (int32)
+inline constexpr size_t kLevelKeys = 64;
+
+struct IntegerLayout {
+  size_t per_word;  // 4: bytes, 2: numbers of 16 bits
+
+  constexpr bool are_bytes() const { return per_word == 4; }
+  constexpr size_t query_words(size_t key_dim) const {
+    return key_dim / per_word + 2 + (are_bytes() ? key_dim : 0);
+  }
+  constexpr size_t key_words(size_t key_dim) const {  // of a key, in the mean
+    return key_dim / per_word + 1 + (are_bytes() ? (key_dim + kLevelKeys - 1) / kLevelKeys : 0);
+  }
+  constexpr size_t value_words(size_t o_stride) const {
+    return o_stride / per_word + (o_stride + kLevelKeys - 1) / kLevelKeys;
+  }
+  constexpr size_t weight_words(size_t n_keys) const {
+    return (n_keys + kLevelKeys - 1) / kLevelKeys * (kLevelKeys / per_word + 2);
+  }
+};
 
 struct AttentionTile {
   size_t n_rows = 0;  // rows below are padded to a multiple of PackLayout::float_rows

@@ -91,4 +91,28 @@ uint64_t peak_q8(float* out, size_t n_rounds) {
   return static_cast<uint64_t>(n_rounds) * kSteps * kChains * kPerProduct;
 }
 
+// Of what attention in integers multiplies.
+template <typename Integers>
+uint64_t peak_integers(float* out, size_t n_rounds) {
+  if constexpr (kAreBytes<Integers>) {
+    return peak_q8<8>(out, n_rounds);
+  } else {
+    using namespace simd;
+    constexpr size_t kChains = 12;
+    typename Integers::Acc sum[kChains];
+    unroll<kChains>([&](auto i) { sum[i] = Integers::start(i); });
+    alignas(64) uint8_t words[64 * kChains] = {};
+    asm volatile("" : : "r"(words) : "memory");  // not known to be 0
+    I8 columns = load_i8(words);
+    for (size_t round = 0; round < n_rounds; ++round) {
+      hide(columns);
+      unroll<kChains>([&](auto i) {
+        sum[i] = Integers::template add_scores<0>(sum[i], Integers::load_x(words + 64 * i), columns);
+      });
+    }
+    unroll<kChains>([&](auto i) { store(out, add(load(out), Integers::to_f32(sum[i]))); });
+    return static_cast<uint64_t>(n_rounds) * kChains * kLanes * 2 * kIntegerLayout<Integers>.per_word;
+  }
+}
+
 }  // namespace edgeh2o::EH2O_ISA

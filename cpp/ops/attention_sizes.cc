@@ -19,7 +19,7 @@ constexpr size_t kMaxTasks = 32;
 // Far more than models have: products with other sizes stay far below 2^64.
 constexpr size_t kMaxHeads = size_t{1} << 16;
 
-constexpr const char* kPrecisionNames[kAttentionPrecisions] = {"f32", "bf16", "f16", "int8"};
+constexpr const char* kPrecisionNames[kAttentionPrecisions] = {"f32", "bf16", "f16", "int8", "int16"};
 
 }  // namespace
 
@@ -30,7 +30,7 @@ const char* attention_precision_name(AttentionPrecision precision) {
 AttentionPrecision parse_attention_precision(const std::string& name) {
   const auto* end = std::end(kPrecisionNames);
   const auto* found = std::find(std::begin(kPrecisionNames), end, name);
-  EH2O_CHECK(found != end, "precision = '", name, "' is not f32, bf16, f16 or int8");
+  EH2O_CHECK(found != end, "precision = '", name, "' is not f32, bf16, f16, int8 or int16");
   return static_cast<AttentionPrecision>(found - std::begin(kPrecisionNames));
 }
 
@@ -84,12 +84,14 @@ AttentionSizes::AttentionSizes(const KernelTable& table, const AttentionShape& s
   const size_t key_dim = shape.heads.key_dim, values_per_word = kernels.values_per_word;
   is_scoring = needs.column_sums != ColumnSums::kNone;
   is_int8 = shape.precision == AttentionPrecision::kInt8;
+  integers = {is_integer(shape.precision) ? values_per_word : 0};
+  const bool are_integers = integers.per_word > 0;
   key_block = kernels.key_block;
   o_stride = round_up(shape.heads.value_dim, table.layout.panel_cols);
-  query_words = is_int8 ? byte_query_words(key_dim) : key_dim / values_per_word;
-  key_words = is_int8 ? byte_key_words(key_dim) : key_dim / values_per_word;
-  value_words = is_int8 ? byte_value_words(o_stride) : o_stride / values_per_word;
-  value_step = is_int8 ? value_words : table.layout.panel_cols / values_per_word;
+  query_words = are_integers ? integers.query_words(key_dim) : key_dim / values_per_word;
+  key_words = are_integers ? integers.key_words(key_dim) : key_dim / values_per_word;
+  value_words = are_integers ? integers.value_words(o_stride) : o_stride / values_per_word;
+  value_step = are_integers ? value_words : table.layout.panel_cols / values_per_word;
   const size_t chunk = shape.longest_chunk();
   chunk_keys = round_up(chunk, key_block);
   n_chunks = ceil_div(std::min(shape.batch_size, shape.max_context), shape.chunk_size);
@@ -105,7 +107,7 @@ AttentionSizes::AttentionSizes(const KernelTable& table, const AttentionShape& s
     block_keys = std::max(block_keys, memory_keys + std::max(chunk_keys, synthetic_keys));
   }
   // The odd multiple of a cache line keeps the rows of a tile out of each other's cache sets.
-  weight_stride = is_int8 ? round_up(weight_words(block_keys), 32) + 16 : block_keys + 16;
+  weight_stride = are_integers ? round_up(weight_words(block_keys), 32) + 16 : block_keys + 16;
 
   const size_t set_heads = shape.set_heads(), float_rows = table.layout.float_rows;
   const size_t max_rows = std::clamp(kTileWeights / weight_stride, 2 * float_rows, kMaxTileRows);
@@ -117,7 +119,8 @@ AttentionSizes::AttentionSizes(const KernelTable& table, const AttentionShape& s
 }
 
 size_t AttentionSizes::weight_words(size_t n_keys) const {
-  return is_int8 ? byte_weight_words(n_keys) : n_keys;  // f32 logits, before they become other words
+  return integers.per_word > 0 ? integers.weight_words(n_keys)
+                               : n_keys;  // f32 logits, before they become other words
 }
 
 }  // namespace edgeh2o

@@ -14,7 +14,7 @@ namespace edgeh2o {
 // The table's kernels of a precision. Throws std::invalid_argument if it has none.
 const AttentionKernels& attention_kernels(const KernelTable& table, AttentionPrecision precision);
 
-// "f32", "bf16", "f16", "int8".
+// "f32", "bf16", "f16", "int8", "int16".
 const char* attention_precision_name(AttentionPrecision precision);
 
 // Throws std::invalid_argument for other names.
@@ -52,7 +52,7 @@ struct AttentionHeads {
   float soft_cap = 0.0f;         // logits become soft_cap * tanh(logit / soft_cap); 0: they stay as they are
   size_t kv_distance = 0;        // the keys and values are those of so many layers before; 0: the layer's own
   bool values_are_keys = false;  // one row is both, and is kept once
-  bool has_large_keys = false;   // their biases: products in 8 bits would round them too much
+  bool has_large_keys = false;   // their biases: integers would round the others too much
   IndexHeads index = {};         // what says which positions a query reads, if anything does
 
   bool is_none() const { return n_heads == 0; }
@@ -66,8 +66,7 @@ struct AttentionHeads {
   size_t cached_dim() const { return k_dim() + (values_are_keys ? 0 : v_dim()); }
   // What its products are rounded to where others are rounded so.
   AttentionPrecision rounded_as(AttentionPrecision precision) const {
-    const bool stays_exact = has_large_keys && precision == AttentionPrecision::kInt8;
-    return stays_exact ? AttentionPrecision::kF32 : precision;
+    return has_large_keys && is_integer(precision) ? AttentionPrecision::kF32 : precision;
   }
   void check() const;  // throws std::invalid_argument
 };
@@ -98,6 +97,7 @@ struct AttentionSizes {
 
   bool is_scoring;
   bool is_int8;
+  IntegerLayout integers;  // per_word 0: floats
   size_t key_block;
   size_t query_words;  // of a packed row
   size_t key_words;    // of a packed key

@@ -191,4 +191,4 @@ EH2O_INLINE void store_sums(float* p, F32 a, F32 b, F32 c, F32 d) {
 
 #include "simd/dots_avx2.h"
 //
-#include "simd/bytes_avx2.h"
+#include "simd/integers_avx2.h"

@@ -216,4 +216,4 @@ EH2O_INLINE void store_sums(float* p, F32 a, F32 b, F32 c, F32 d) {
 
 #include "simd/dots_avx512.h"
 //
-#include "simd/bytes_avx512.h"
+#include "simd/integers_avx512.h"

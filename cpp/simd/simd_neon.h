@@ -236,4 +236,4 @@ EH2O_INLINE void store_sums(float* p, F32 a, F32 b, F32 c, F32 d) {
 
 #include "simd/dots_neon.h"
 //
-#include "simd/bytes_neon.h"
+#include "simd/integers_neon.h"

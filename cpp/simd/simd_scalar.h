@@ -282,4 +282,4 @@ EH2O_INLINE I8 look_up(const uint8_t* table, I8 index) {
 
 #include "simd/dots_scalar.h"
 //
-#include "simd/bytes_scalar.h"
+#include "simd/integers_scalar.h"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # products: 512 tokens against 4,096, dense (f32: 2.5 with AVX512-VNNI, 3.2 on Zen 4, 3.0 to 3.7
 # with AVX2; bf16 2.3; int8 1.0 and 1.4 with AVX512-VNNI, SmolLM2-135M and Qwen2.5-Coder-0.5B, 1.7
 # by the cycles predicted for a Cortex-A76, as f16 is).
-ATTENTION_COST = {"f32": 3.0, "bf16": 2.3, "f16": 2.5, "int8": 1.2}
+ATTENTION_COST = {"f32": 3.0, "bf16": 2.3, "f16": 2.5, "int16": 1.8, "int8": 1.2}
 # What a pair costs in a sparse prefill (gathered rows, merged parts), and what a query costs
 # besides (choices, landmarks, samples), as so many keys at the cost of weights. Both models above,
 # 2,048 to 8,192 tokens in int8; in f32 this is within 10 % of what was measured with AVX2.

@@ -23,19 +23,21 @@ class AttentionPrecisions:
     @classmethod
     def of(cls, config: ModelConfig, runtime: RuntimeConfig, device: str) -> AttentionPrecisions:
         """Those of a model on this machine. Raises UsageError for one that it has not."""
-        # Biases make a few dimensions of keys large, which 8 bits hold badly: the decoder of the
+        # Biases make a few dimensions of keys large, which integers hold badly: the decoder of the
         # CPU evens them out (cpp/model/key_balance.h), what an ONNX graph computes stays as it is.
         if isinstance(config, DecoderConfig):
             is_fit = config.latent is None
         else:
             is_fit = not config.has_key_bias
+        is_fit = is_fit and device == "cpu"
         exact, rounded = (
             instruction_sets.attention_precision(
                 runtime.attention_precision,
                 has_key_bias=config.has_key_bias,
+                has_even_keys=is_fit,
                 may_round=may_round,
             )
-            for may_round in (False, device == "cpu" and is_fit)
+            for may_round in (False, True)
         )
         return cls(exact, rounded)
 

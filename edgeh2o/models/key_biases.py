@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Logits that the biases of queries and keys make, less the mean key of a block, which products in 8
 # bits take off. Qwen2.5-Coder-0.5B has 547 in its first layer and 18 at most in the others.
 LARGE_LOGIT = 64.0
-BLOCK_KEYS = 64  # kByteKeys of cpp/kernels/attention_tile.h
+BLOCK_KEYS = 64  # kLevelKeys of cpp/kernels/attention_tile.h
 _DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 

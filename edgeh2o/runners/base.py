@@ -23,7 +23,7 @@ class SessionShape:
     """The sizes that fix what a session allocates, in tokens, and its number types.
 
     ``cache_type`` is that of keys and values, or both as in "q8_0/f16".
-    ``precision`` is that of the products of prefill attention, "f32", "bf16", "f16" or "int8";
+    ``precision`` is that of the products of prefill attention (``ATTENTION_PRECISIONS``);
     ``threads`` of the CPU share its work.
     ``all_rows`` is for evaluation: the last layer is computed for all tokens of a prompt, for
     ``row_logits`` and for a look at what was chosen there; else for its last token only, where that

@@ -31,7 +31,7 @@ def model(tiny_model: TinyModelFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(model: Path) -> Iterator[LLM]:
-    with LLM(model, prefill=SMALL_CALLS) as llm:
+    with LLM(model, attention_precision="f32", prefill=SMALL_CALLS) as llm:
         yield llm
 
 
@@ -48,7 +48,12 @@ def test_every_case_is_recorded() -> None:
 def test_vectors_are_those_of_llama_cpp(tiny_model: TinyModelFactory, case: str) -> None:
     with np.load(FOLDER / f"{case}.npz") as golden:
         expected = dict(golden)
-    with LLM(tiny_model(**options_of(case)), cache_type="f32", prefill=SMALL_CALLS) as llm:
+    with LLM(
+        tiny_model(**options_of(case)),
+        cache_type="f32",
+        attention_precision="f32",
+        prefill=SMALL_CALLS,
+    ) as llm:
         for pooling in RECORDED:
             asked = None if pooling == "default" else pooling
             found = np.atleast_2d(llm.embed(TEXT, asked, normalize=False))

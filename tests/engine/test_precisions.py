@@ -131,6 +131,26 @@ def test_keys_with_biases(by_table: TableOf, tiny_model: TinyModelFactory) -> No
     assert precision(by_table(HARMFUL, config), config=config) == "f32"
 
 
+def test_sixteen_bits_are_for_even_keys(
+    by_table: TableOf, tiny_model: TinyModelFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of our decoder on the CPU, whose biases it evens out."""
+    monkeypatch.setattr(_core, "attention_precisions", lambda: ["f32", "int16", "int8"])
+    monkeypatch.setattr(_core, "best_attention_precision", lambda: "int16")
+    with LLM(tiny_model(architecture="qwen2")) as llm:
+        biased = llm.config
+    with LLM(tiny_model(architecture="deepseek2")) as llm:
+        latent = llm.config
+    assert biased.has_key_bias and latent.latent is not None
+    attention = by_table(HARMFUL)
+    assert precision(attention) == "int16"
+    assert precision(by_table(HARMFUL, biased), config=biased) == "int16"
+    assert precision(DenseConfig(), config=latent) == "f32"
+    assert precision(attention, config=replace(CONFIG, has_key_bias=True)) == "f32"
+    assert precision(attention, device="cuda:0") == "f32"
+    assert precision(by_table(HARMLESS)) == "int8"
+
+
 def test_what_pays_is_told_by_what_is_multiplied(
     by_table: TableOf, tiny_model: TinyModelFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

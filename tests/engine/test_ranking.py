@@ -32,7 +32,7 @@ def model(tiny_model: TinyModelFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(model: Path) -> Iterator[LLM]:
-    with LLM(model, prefill=SMALL_CALLS) as llm:
+    with LLM(model, attention_precision="f32", prefill=SMALL_CALLS) as llm:
         yield llm
 
 
@@ -42,7 +42,9 @@ def test_every_case_is_recorded() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_are_those_of_llama_cpp(tiny_model: TinyModelFactory, case: str) -> None:
-    with LLM(tiny_model(**CASES[case]), cache_type="f32", prefill=SMALL_CALLS) as llm:
+    with LLM(
+        tiny_model(**CASES[case]), cache_type="f32", attention_precision="f32", prefill=SMALL_CALLS
+    ) as llm:
         found = llm.rerank(QUERY, DOCUMENTS)
         assert found.shape == (len(DOCUMENTS),) and found.dtype == np.float32
         expected = np.array(GOLDEN[case])

@@ -141,7 +141,7 @@ def test_layers_with_large_keys_stay_exact(tiny_model: TinyModelFactory, tmp_pat
 def test_what_cannot_be_is_refused(llm: LLM) -> None:
     tokens = random_tokens(CONTEXT - 20)
     runner: Any = llm.start_runner(CONTEXT, attention=DenseConfig())
-    with pytest.raises(ValueError, match="'int4' is not f32, bf16, f16 or int8"):
+    with pytest.raises(ValueError, match="'int4' is not f32, bf16, f16, int8 or int16"):
         runner.read_rest("int4", reads_all=True)
 
     def interrupt(done: int, total: int) -> None:

@@ -1,4 +1,4 @@
-"""Prefill attention of bf16, f16 and int8 products: what they round, how far from f32 that is."""
+"""Prefill attention of narrower products than f32: what they round, how far from f32 that is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from edgeh2o import _core
 from tests.ops.attention_case import Qkv, Shape, make_attention, prefill
 from tests.reference.dense import causal_attention
-from tests.reference.int8 import causal_int8_attention
+from tests.reference.integers import INTEGERS, causal_integer_attention
 from tests.reference.qkv import random_qkv
 from tests.reference.softmax_state import Array
 from tests.sparse.policies import DENSE, POLICIES, PolicyCase, h2o_case
@@ -37,16 +37,17 @@ class Bounds(NamedTuple):
 # bf16 keeps 8 bits: a value is off by 2^-9 of itself at most, a logit of 64 products of size 1 by
 # some 2^-9, and a weight by as much. Values are of size 1, outputs mean over several of them.
 # f16 keeps 11 bits, and so do sums of 32 products.
-# int8: test_int8_attention.py has the bound of each output; a weight at the border of two levels
-# moves it by 1/255 of values of size 1.
+# Integers: test_integer_attention.py has the bound of each output; a weight at the border of two
+# levels moves it by 1/255, or 1/8191, of values of size 1.
 F16_TERMS = 32
 BOUNDS = {
     "bf16": Bounds(0.05, 4e-3, 2e-5, 4e-3),
     "f16": Bounds(0.02, 1e-3, 3e-3, 0.01),
     "int8": Bounds(0.08, 6e-3, 4e-3, 0.02),
+    "int16": Bounds(0.01, 5e-4, 2e-4, 2e-3),
 }
 # Of the panels of keys and values in f32, what others spare at least.
-SPARED = {"bf16": (0.45, 0.6), "f16": (0.45, 0.6), "int8": (0.65, 1.0)}
+SPARED = {"bf16": (0.45, 0.6), "f16": (0.45, 0.6), "int8": (0.65, 1.0), "int16": (0.4, 0.6)}
 
 
 def _available() -> Iterator[tuple[str, str]]:
@@ -96,8 +97,11 @@ def rounding_oracle(qkv: Qkv, precision: str) -> Array:
     group = q.shape[0] // k.shape[0]
     outputs = []
     for head, query in enumerate(q):
-        if precision == "int8":
-            outputs.append(causal_int8_attention(query, k[head // group], v[head // group])[0])
+        if precision in INTEGERS:
+            integers = INTEGERS[precision]
+            outputs.append(
+                causal_integer_attention(query, k[head // group], v[head // group], integers)[0]
+            )
             continue
         logits = rounded(query, precision) @ rounded(k[head // group], precision).T
         logits[~np.tri(*logits.shape, dtype=bool)] = -np.inf
@@ -273,7 +277,9 @@ def test_panels_take_fewer_bytes(narrow: str) -> None:
 
 def test_names() -> None:
     for name in ("f64", "", "BF16"):
-        with pytest.raises(ValueError, match=f"precision = '{name}' is not f32, bf16, f16 or int8"):
+        with pytest.raises(
+            ValueError, match=f"precision = '{name}' is not f32, bf16, f16, int8 or int16"
+        ):
             _core.ChunkedAttention(
                 _core.dense_policy(),
                 1,
@@ -286,7 +292,7 @@ def test_names() -> None:
             )
 
 
-@pytest.mark.parametrize("precision", ["bf16", "f16", "int8"])
+@pytest.mark.parametrize("precision", ["bf16", "f16", "int8", "int16"])
 def test_refused_where_the_instruction_set_has_none(isa: str, precision: str) -> None:
     if precision in _core.attention_precisions():
         return

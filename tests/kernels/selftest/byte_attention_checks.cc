@@ -1,5 +1,5 @@
 // Attention in 8 bits, against the operands before they are rounded, within the bounds of
-// cpp/kernels/attention_bytes-inl.h.
+// cpp/kernels/attention_integers-inl.h.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -52,10 +52,10 @@ struct ByteCase {
     tile.key_dim = tile.value_dim = dim;
     tile.soft_cap = shape.soft_cap;
     tile.o_stride = round_up(dim, table.layout.panel_cols);
-    tile.weight_stride = byte_weight_words(shape.n_keys) + 3;
-    packed_q.resize(padded * byte_query_words(dim));
-    packed_k.resize(round_up(shape.n_keys, kByteKeys) * byte_key_words(dim));
-    packed_v.resize(round_up(shape.n_keys, kByteKeys) * byte_value_words(tile.o_stride));
+    tile.weight_stride = IntegerLayout{4}.weight_words(shape.n_keys) + 3;
+    packed_q.resize(padded * IntegerLayout{4}.query_words(dim));
+    packed_k.resize(round_up(shape.n_keys, kLevelKeys) * IntegerLayout{4}.key_words(dim));
+    packed_v.resize(round_up(shape.n_keys, kLevelKeys) * IntegerLayout{4}.value_words(tile.o_stride));
     weights.resize(padded * tile.weight_stride, kUntouched);
     o.resize(padded * tile.o_stride, kUntouched);
     m.resize(shape.n_rows, kUntouched);
@@ -83,14 +83,14 @@ struct ByteCase {
   }
   double weight_of(size_t row, size_t key) const {
     const float* words = weights.data() + row * tile.weight_stride;
-    const size_t n_blocks = round_up(piece.n_keys, kByteKeys) / kByteKeys;
+    const size_t n_blocks = round_up(piece.n_keys, kLevelKeys) / kLevelKeys;
     return reinterpret_cast<const uint8_t*>(words)[key] *
-           double{words[n_blocks * kByteKeys / 4 + key / kByteKeys]};
+           double{words[n_blocks * kLevelKeys / 4 + key / kLevelKeys]};
   }
   // Of the rounded differences of keys from the mean of their block, and of values: see the kernel.
   double mean_of(size_t key, size_t dim) const {
-    return packed_k[key / kByteKeys * kByteKeys * byte_key_words(tile.key_dim) +
-                    kByteKeys * tile.key_dim / 4 + kByteKeys + dim];
+    return packed_k[key / kLevelKeys * kLevelKeys * IntegerLayout{4}.key_words(tile.key_dim) +
+                    kLevelKeys * tile.key_dim / 4 + kLevelKeys + dim];
   }
   std::vector<double> mixed_key(size_t key) const {
     std::vector<double> out(tile.key_dim);
@@ -99,7 +99,7 @@ struct ByteCase {
   }
   double value_unit(size_t key, size_t dim) const {
     double largest = 0;
-    const size_t begin = key / kByteKeys * kByteKeys, end = std::min(begin + kByteKeys, piece.n_keys);
+    const size_t begin = key / kLevelKeys * kLevelKeys, end = std::min(begin + kLevelKeys, piece.n_keys);
     for (size_t i = begin; i < end; ++i) largest = std::fmax(largest, std::fabs(v[i * tile.value_dim + dim]));
     return largest / 127 * kFloatSlack;
   }
@@ -117,7 +117,7 @@ void check_row(Check& check, const ByteCase& c, size_t row, const std::vector<Ke
   const std::vector<double> rounded = mixed_query(q, 1, dim);
   const double query_unit = largest_of(rounded) / 127 * kFloatSlack, query_norm = norm_of(rounded);
   double maximum = -kInfinity, largest_error = 0;
-  std::vector<double> logits(n_keys), errors(n_keys), tops(n_keys / kByteKeys + 1, -kInfinity);
+  std::vector<double> logits(n_keys), errors(n_keys), tops(n_keys / kLevelKeys + 1, -kInfinity);
   for (size_t key = 0; key < n_keys; ++key) {
     if (!c.sees(row, key)) continue;
     double norm = 0;
@@ -134,7 +134,7 @@ void check_row(Check& check, const ByteCase& c, size_t row, const std::vector<Ke
                   static_cast<double>(dim + 8) * kEps * (norm + 1) + 8 * kEps * cap;
     largest_error = std::fmax(largest_error, errors[key]);
     maximum = std::fmax(maximum, logits[key]);
-    tops[key / kByteKeys] = std::fmax(tops[key / kByteKeys], logits[key] + errors[key]);
+    tops[key / kLevelKeys] = std::fmax(tops[key / kLevelKeys], logits[key] + errors[key]);
   }
   if (maximum == -kInfinity) {
     check.equal(c.m[row], -kInfinity);
@@ -149,7 +149,7 @@ void check_row(Check& check, const ByteCase& c, size_t row, const std::vector<Ke
     if (!c.sees(row, key)) continue;
     const double weight = std::exp2(logits[key] - c.m[row]);
     const double error = weight * (std::exp2(errors[key]) - 1) +
-                         std::exp2(tops[key / kByteKeys] - c.m[row]) * (kLevelError + 64 * kEps);
+                         std::exp2(tops[key / kLevelKeys] - c.m[row]) * (kLevelError + 64 * kEps);
     check.near(c.weight_of(row, key), weight, error);
     sum += weight;
     sum_error += error;
@@ -189,7 +189,7 @@ void check_column_sums(const KernelTable& table, Check& check) {
   for_each_case(table, [&](const ByteCase& c, Random& random) {
     if (c.piece.n_hidden != kNoneHidden) return;
     const std::vector<float> row_weights = random.uniform_vector(c.tile.n_rows, 0, 1);
-    const size_t padded = round_up(c.piece.n_keys, kByteKeys);
+    const size_t padded = round_up(c.piece.n_keys, kLevelKeys);
     std::vector<float> sums(padded + kGuard, kUntouched);
     byte_kernels(table).column_sums(sums.data(), c.tile, c.piece, row_weights.data());
     for (size_t key = 0; key < c.piece.n_keys; ++key) {
@@ -217,7 +217,7 @@ void check_not_finite(const KernelTable& table, Check& check) {
         const bool is_finite = std::isfinite(c.l[row]) && std::isfinite(c.o[row * c.tile.o_stride + 3]);
         if (which == 0) check.equal(is_finite, row != kAt);
         if (which > 0 && row >= kAt) check.equal(is_finite, false);
-        if (which > 0 && row + table.layout.float_rows < kByteKeys) check.equal(is_finite, true);
+        if (which > 0 && row + table.layout.float_rows < kLevelKeys) check.equal(is_finite, true);
       }
     }
   }

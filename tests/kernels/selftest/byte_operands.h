@@ -1,4 +1,5 @@
-// Operands of the attention kernels in 8 bits, as cpp/kernels/attention_bytes-inl.h mixes and offsets them.
+// Operands of the attention kernels in 8 bits, as cpp/kernels/attention_integers-inl.h mixes and offsets
+// them.
 #pragma once
 
 #include <cmath>
@@ -62,7 +63,8 @@ struct Offsets {
   explicit Offsets(const KernelTable& table) {
     const std::vector<float> ones(64, 1.0f);
     const std::vector<float> first{1, 0, 0, 0, 0, 0, 0, 0};  // times a Hadamard matrix: ones
-    std::vector<float> q(byte_query_words(8)), v(kByteKeys * byte_value_words(table.layout.panel_cols));
+    std::vector<float> q(IntegerLayout{4}.query_words(8)),
+        v(kLevelKeys * IntegerLayout{4}.value_words(table.layout.panel_cols));
     byte_kernels(table).pack_queries(q.data(), first.data(), 8, 1.0f, 1, 1, 8);
     key = -bits_of(q[3]) / (8 * 127);
     byte_kernels(table).pack_values(CacheType::kF32, v.data(), 0, ones.data(), nullptr, 1, 8);

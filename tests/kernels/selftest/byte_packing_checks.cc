@@ -18,7 +18,8 @@ void check_pack_queries(const KernelTable& table, Check& check) {
   check.equal(offsets.key == 0 || offsets.key == 128, true);
   Random random(30);
   for (const size_t dim : {8, 24, 64, 72, 96, 128, 136, 256}) {
-    const size_t n_queries = 7, group = 3, n_rows = n_queries * group, n_words = byte_query_words(dim);
+    const size_t n_queries = 7, group = 3, n_rows = n_queries * group,
+                 n_words = IntegerLayout{4}.query_words(dim);
     const size_t stride = group * dim + 5;
     const std::vector<float> queries = random.uniform_vector(n_queries * stride, -3, 3);
     std::vector<float> out(n_rows * n_words + kGuard, kUntouched);
@@ -66,14 +67,14 @@ void check_pack_keys(const KernelTable& table, Check& check) {
   const size_t nr = table.layout.panel_cols;
   for_each_gather(
       [&](CacheType type, const CachedRows& rows, size_t n_keys, size_t dim, const int32_t* named) {
-        const size_t n_words = round_up(n_keys, kByteKeys) * byte_key_words(dim);
+        const size_t n_words = round_up(n_keys, kLevelKeys) * IntegerLayout{4}.key_words(dim);
         std::vector<float> out(n_words + kGuard, kUntouched);
         byte_kernels(table).pack_keys(type, out.data(), rows.bytes.data(), named, n_keys, dim);
         check.untouched(out, n_words);
-        for (size_t first = 0; first < n_keys; first += kByteKeys) {
-          const float* block = out.data() + first * byte_key_words(dim);
-          const float *units = block + kByteKeys * dim / 4, *mean = units + kByteKeys;
-          const size_t n = std::min(kByteKeys, n_keys - first);
+        for (size_t first = 0; first < n_keys; first += kLevelKeys) {
+          const float* block = out.data() + first * IntegerLayout{4}.key_words(dim);
+          const float *units = block + kLevelKeys * dim / 4, *mean = units + kLevelKeys;
+          const size_t n = std::min(kLevelKeys, n_keys - first);
           const auto value = [&](size_t i, size_t d) {
             return double{rows.values[(named ? static_cast<size_t>(named[first + i]) : first + i) * dim + d]};
           };
@@ -82,7 +83,7 @@ void check_pack_keys(const KernelTable& table, Check& check) {
             for (size_t i = 0; i < n; ++i) sum += value(i, d);
             check.near(mean[d], sum / static_cast<double>(n), 2.5 * kEps * static_cast<double>(n));
           }
-          for (size_t i = 0; i < kByteKeys; ++i) {
+          for (size_t i = 0; i < kLevelKeys; ++i) {
             std::vector<double> differences(dim);
             for (size_t d = 0; i < n && d < dim; ++d) differences[d] = value(i, d) - mean[d];
             differences = mixed(differences);
@@ -106,19 +107,19 @@ void check_pack_values(const KernelTable& table, Check& check) {
   for_each_gather([&](CacheType type, const CachedRows& rows, size_t n_keys, size_t dim,
                       const int32_t* named) {
     const size_t o_stride = round_up(dim, nr);
-    const size_t n_words = round_up(n_keys, kByteKeys) * byte_value_words(o_stride);
+    const size_t n_words = round_up(n_keys, kLevelKeys) * IntegerLayout{4}.value_words(o_stride);
     std::vector<float> out(n_words + kGuard, kUntouched);
     byte_kernels(table).pack_values(type, out.data(), 0, rows.bytes.data(), named, n_keys, dim);
     check.untouched(out, n_words);
-    for (size_t first = 0; first < n_keys; first += kByteKeys) {
-      const float* block = out.data() + first * byte_value_words(o_stride);
-      const float* units = block + kByteKeys * o_stride / 4;
+    for (size_t first = 0; first < n_keys; first += kLevelKeys) {
+      const float* block = out.data() + first * IntegerLayout{4}.value_words(o_stride);
+      const float* units = block + kLevelKeys * o_stride / 4;
       for (size_t d = 0; d < dim; ++d) {
         double largest = 0;
-        for (size_t i = 0; i < kByteKeys; ++i) {
+        for (size_t i = 0; i < kLevelKeys; ++i) {
           const size_t key = first + i, row = named && key < n_keys ? static_cast<size_t>(named[key]) : key;
           const double value = key < n_keys ? rows.values[row * dim + d] : 0;
-          const size_t at = (d / nr * nr * kByteKeys / 4 + i / 4 * nr + d % nr) * 4 + i % 4;
+          const size_t at = (d / nr * nr * kLevelKeys / 4 + i / 4 * nr + d % nr) * 4 + i % 4;
           largest = std::fmax(largest, std::fabs(value));
           check.near(byte_at(block, at, offset) * double{units[d]}, value, units[d] / 2 * 1.0001 + kEps);
         }

@@ -1,4 +1,4 @@
-// Products of bytes for attention (kernels/attention_bytes-inl.h). An instruction set that has them sets
+// Products of bytes for attention (kernels/attention_integers-inl.h). An instruction set that has them sets
 // kHasBytes; the others declare Bytes only.
 #pragma once
 
@@ -70,5 +70,8 @@ struct Bytes {
   }
 };
 inline constexpr bool kHasBytes = true;
+
+struct Shorts;
+inline constexpr bool kHasShorts = false;
 
 }  // namespace edgeh2o::EH2O_ISA::simd

@@ -1,5 +1,5 @@
-// Products of bytes for attention (kernels/attention_bytes-inl.h) by sdot and udot: both factors signed, or
-// both unsigned.
+// Products of bytes for attention (kernels/attention_integers-inl.h) by sdot and udot: both factors signed,
+// or both unsigned.
 #pragma once
 
 namespace edgeh2o::EH2O_ISA::simd {
@@ -86,5 +86,8 @@ struct Bytes;
 inline constexpr bool kHasBytes = false;
 
 #endif
+
+struct Shorts;
+inline constexpr bool kHasShorts = false;
 
 }  // namespace edgeh2o::EH2O_ISA::simd
