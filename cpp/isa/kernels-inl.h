@@ -36,8 +36,9 @@
 //
 #include "kernels/kv_panels-inl.h"
 //
-#include "kernels/integer_panels-inl.h"
 #include "kernels/weight_levels-inl.h"
+//
+#include "kernels/integer_panels-inl.h"
 //
 #include "kernels/attention_integers-inl.h"
 //

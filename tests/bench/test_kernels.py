@@ -37,7 +37,7 @@ def test_two_bytes_have_a_peak_where_attention_has_them(name: str, kind: str) ->
 
 
 def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="not one of f32, bf16, f16, int8, q4, q8"):
+    with pytest.raises(ValueError, match="not one of f32, bf16, f16, int8, int16, q4, q8"):
         _kernels.peak("scalar", "f64", 1)
 
 
