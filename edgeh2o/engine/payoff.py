@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 # What a multiply-add of prefill attention costs in those of quantised weights, by the type of its
 # products: 512 tokens against 4,096, dense (f32: 2.5 with AVX512-VNNI, 3.2 on Zen 4, 3.0 to 3.7
-# with AVX2; bf16 2.3; int8 1.0 and 1.4 with AVX512-VNNI, SmolLM2-135M and Qwen2.5-Coder-0.5B, 1.7
-# by the cycles predicted for a Cortex-A76, as f16 is).
+# with AVX2; bf16 2.3; int16 1.7 to 2.0 with AVX512-VNNI; int8 1.0 and 1.4 with it, SmolLM2-135M
+# and Qwen2.5-Coder-0.5B, 1.7 by the cycles predicted for a Cortex-A76, as f16 is).
 ATTENTION_COST = {"f32": 3.0, "bf16": 2.3, "f16": 2.5, "int16": 1.8, "int8": 1.2}
 # What a pair costs in a sparse prefill (gathered rows, merged parts), and what a query costs
 # besides (choices, landmarks, samples), as so many keys at the cost of weights. Both models above,
