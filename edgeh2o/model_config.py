@@ -122,11 +122,13 @@ class LayerConfig:
     "plain" or "none". "rwkv7" has ``n_wkv_heads`` heads of ``wkv_head_dim`` numbers, with decays,
     rates, shares of the first layer's values and gates made of vectors of ``wkv_decay_rank``,
     ``wkv_rate_rank``, ``wkv_value_rank``, which is 0 in the first layer, and ``wkv_gate_rank``
-    numbers; what goes into it and into the network behind it has that of the token before in it.
+    numbers; what goes into it, and with ``has_shifted_network`` into the network behind it, has
+    that of the token before in it.
     "rwkv6" has the like, with decays made of ``wkv_decay_rank`` numbers, and the shares of the
-    token before of five times ``wkv_shift_rank``. The residual stream is multiplied by
-    ``output_scale`` behind the layer. A layer whose mixer is "none" has a feed-forward network
-    only, and one with an ``ffn_dim`` of 0 has none.
+    token before of five times ``wkv_shift_rank``; it is linear attention if it does not
+    ``wkv_norms_heads``, and its keys and values may be those of ``n_wkv_kv_heads`` alone. The
+    residual stream is multiplied by ``output_scale`` behind the layer. A layer whose mixer is
+    "none" has a feed-forward network only, and one with an ``ffn_dim`` of 0 has none.
     In a mixture of experts a layer ``is_dense`` has one feed-forward
     network. ``xielu`` is of the activation of that name. Of a gate what lies ``gate_cutoff``
     standard deviations above its mean goes into the activation; None: all of it. With a
@@ -165,12 +167,15 @@ class LayerConfig:
     scan_step_rank: int = 0
     scan_norms: str = "none"
     n_wkv_heads: int = 0
+    n_wkv_kv_heads: int = 0
     wkv_head_dim: int = 0
     wkv_decay_rank: int = 0
     wkv_rate_rank: int = 0
     wkv_value_rank: int = 0
     wkv_gate_rank: int = 0
     wkv_shift_rank: int = 0
+    wkv_norms_heads: bool = True
+    has_shifted_network: bool = False
     output_scale: float = 1.0
     is_dense: bool = False
     xielu: Xielu = Xielu()

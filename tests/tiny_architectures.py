@@ -176,6 +176,7 @@ FAMILIES: Mapping[str, Family] = {
     "rwkv6": Family(
         has_rwkv6=True, has_layer_norm=True, has_norm_biases=True, ffn_norm="attn_norm_2"
     ),
+    "rwkv6qwen2": Family(has_rwkv6=True, has_plain_networks=True),
     "rwkv7": Family(
         has_rwkv7=True, has_layer_norm=True, has_norm_biases=True, ffn_norm="attn_norm_2"
     ),

@@ -41,6 +41,7 @@ class Family:
         has_mamba1: layers without KV heads, by default every other one, have Mamba-1.
         has_only_mamba1: all layers are that and nothing else.
         has_rwkv6, has_rwkv7: all layers have the mixer and the network of RWKV-6 or RWKV-7.
+        has_plain_networks: these have RMS norms and a plain network instead.
         goes_by_turns: every other layer has experts, the second first, as no key says.
         is_ungated: the feed-forward network has no gate, but the square of ReLU.
         has_layer_norm, has_norm_biases: norms are LayerNorm; norms of either kind have biases.
@@ -110,6 +111,7 @@ class Family:
     has_only_mamba1: bool = False
     has_rwkv6: bool = False
     has_rwkv7: bool = False
+    has_plain_networks: bool = False
     goes_by_turns: bool = False
     has_expert_bias: bool = False
     is_ungated: bool = False
@@ -163,6 +165,10 @@ class Family:
     @property
     def is_rwkv(self) -> bool:
         return self.has_rwkv6 or self.has_rwkv7
+
+    @property
+    def has_shifted_networks(self) -> bool:
+        return self.is_rwkv and not self.has_plain_networks
 
     @property
     def attends(self) -> bool:

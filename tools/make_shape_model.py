@@ -121,9 +121,10 @@ def _add_metadata(writer: GGUFWriter, shape: Shape, vocab_size: int) -> None:
         writer.add_head_count_kv(kv_heads)
     else:
         writer.add_head_count_kv(shape.n_kv_heads)
-    writer.add_key_length(shape.head_dim)
-    writer.add_value_length(shape.head_dim)
-    writer.add_rope_dimension_count(shape.rotary_dim or shape.head_dim)
+    if shape.n_heads:
+        writer.add_key_length(shape.head_dim)
+        writer.add_value_length(shape.head_dim)
+        writer.add_rope_dimension_count(shape.rotary_dim or shape.head_dim)
     add_recurrent_metadata(writer, shape)
     add_expert_metadata(writer, shape)
     writer.add_rope_freq_base(shape.rope_base)

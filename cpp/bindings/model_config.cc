@@ -126,12 +126,14 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("ssd_state_dim", layer.ssd.state_dim);
   reader.read("ssd_step_rank", layer.ssd.step_rank);
   reader.read("n_wkv_heads", layer.wkv.n_heads);
+  reader.read("n_wkv_kv_heads", layer.wkv.n_kv_heads);
   reader.read("wkv_head_dim", layer.wkv.head_dim);
   reader.read("wkv_decay_rank", layer.wkv.decay_rank);
   reader.read("wkv_rate_rank", layer.wkv.rate_rank);
   reader.read("wkv_value_rank", layer.wkv.value_rank);
   reader.read("wkv_gate_rank", layer.wkv.gate_rank);
   reader.read("wkv_shift_rank", layer.wkv.shift_rank);
+  reader.read("wkv_norms_heads", layer.wkv.norms_heads);
   reader.read("n_scan_channels", layer.scan.n_channels);
   reader.read("scan_state_dim", layer.scan.state_dim);
   reader.read("scan_step_rank", layer.scan.step_rank);

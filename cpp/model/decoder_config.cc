@@ -69,15 +69,20 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
   EH2O_CHECK((layer.mixer == MixerKind::kMamba1) != layer.scan.is_none(),
              "a layer has channels of Mamba, but no such mixer");
   if (!layer.scan.is_none()) layer.scan.check();
-  EH2O_CHECK(layer.is_rwkv() != layer.wkv.is_none() && layer.is_rwkv() == (layer.ffn == FfnKind::kShifted) &&
+  const bool is_shifted = layer.ffn == FfnKind::kShifted;
+  EH2O_CHECK(layer.is_rwkv() != layer.wkv.is_none() && (layer.is_rwkv() || !is_shifted) &&
                  (layer.mixer == MixerKind::kRwkv6) == layer.wkv.is_rwkv6(),
-             "RWKV has heads, and a network that looks back, and no other layer has");
+             "RWKV has heads, and may have a network that looks back, and no other layer has");
   if (!layer.wkv.is_none()) {
     layer.wkv.check();
-    EH2O_CHECK(layer.wkv.dim() == config.model_dim && layer.n_conv_taps == 2 && config.centres_norms &&
-                   !config.has_two_states && layer.activation == Activation::kReluSquared &&
+    EH2O_CHECK(layer.wkv.dim() == config.model_dim && layer.n_conv_taps == 2 && !config.has_two_states &&
                    (layer.wkv.is_rwkv6() || (layer.wkv.value_rank == 0) == (&layer == &config.layers[0])),
-               "RWKV has heads as wide as the model, LayerNorm, and the values of its first layer in others");
+               "RWKV has heads as wide as the model, and the values of its first layer in others");
+    EH2O_CHECK(is_shifted ? config.centres_norms && layer.wkv.norms_heads &&
+                                layer.activation == Activation::kReluSquared
+                          : layer.ffn == FfnKind::kGated && layer.has_gate() && !config.centres_norms &&
+                                !config.has_streams,
+               "RWKV has LayerNorm and a network that looks back, or RMS norms and a network with a gate");
   }
   if (layer.has_mixer() && layer.mixer != MixerKind::kAttention) {
     EH2O_CHECK(layer.n_conv_taps >= 2 && layer.n_conv_taps <= kMaxConvTaps,

@@ -33,7 +33,7 @@ enum class ExpertGate : uint8_t { kSoftmax, kSigmoid };
 // queries, one per output (Qwen3.5), or that a matrix of its own makes, one per output or one per head.
 enum class OutputGate : uint8_t { kNone, kOfQueries, kPerOutput, kPerHead };
 // A layer without a mixer or without a feed-forward network has the other. One whose input is shifted has
-// that of the token before in it (RWKV).
+// that of the token before in it, as in RWKV, where a layer may have a gated one too.
 enum class FfnKind : uint8_t { kGated, kExperts, kShifted, kNone };
 // The last three are of networks without a gate.
 enum class Activation : uint8_t { kSilu, kGeluTanh, kSiluClamped, kRelu, kReluSquared, kUngatedGelu, kXielu };
@@ -96,7 +96,7 @@ struct LayerSpec {
   DeltaHeads delta;        // of a delta net, which has a convolution too
   SsdHeads ssd;            // of Mamba-2, which has one too
   ScanSizes scan;          // of Mamba-1 likewise
-  WkvHeads wkv;            // of RWKV, whose mixer and network look back by one token each
+  WkvHeads wkv;            // of RWKV, whose mixer looks back by one token, and a shifted network too
 
   FfnKind ffn = FfnKind::kGated;
   Activation activation = Activation::kSilu;
@@ -159,7 +159,10 @@ struct LayerSpec {
     if (mixer == MixerKind::kShortConv) return {{}, {}, {}, model_dim, n_conv_taps};
     if (mixer == MixerKind::kDeltaNet) return {delta, {}, {}, delta.conv_dim(), n_conv_taps};
     if (mixer == MixerKind::kMamba1) return {{}, {}, scan, scan.n_channels, n_conv_taps};
-    if (is_rwkv()) return {{}, {}, {}, 2 * model_dim, n_conv_taps, wkv};
+    if (is_rwkv()) {
+      const size_t n_shifted = ffn == FfnKind::kShifted ? 2 : 1;
+      return {{}, {}, {}, n_shifted * model_dim, n_conv_taps, wkv};
+    }
     return has_ssd() ? Recurrence{{}, ssd, {}, ssd.conv_dim(), n_conv_taps} : Recurrence{};
   }
   bool has_output_gate() const { return output_gate != OutputGate::kNone; }

@@ -223,21 +223,25 @@ void Weights::for_each_tensor(const F& f) {
       }
       linear(prefix + "time_mix_decay_w1", mix.decays_in, wkv.decay_rank, model_dim);
       linear(prefix + "time_mix_decay_w2", mix.decays_out, model_dim, wkv.decay_rank);
-      for (const auto& [name, slot] : {std::pair("receptance", &mix.queries),
-                                       {"key", &mix.keys},
-                                       {"value", &mix.values},
-                                       {"gate", &mix.gates_in},
-                                       {"output", &mix.output}}) {
-        linear(prefix + "time_mix_" + name, *slot, model_dim, model_dim);
+      for (const auto& [name, slot, n_outputs] : {std::tuple("receptance", &mix.queries, model_dim),
+                                                  {"key", &mix.keys, wkv.kv_dim()},
+                                                  {"value", &mix.values, wkv.kv_dim()},
+                                                  {"gate", &mix.gates_in, model_dim},
+                                                  {"output", &mix.output, model_dim}}) {
+        linear(prefix + "time_mix_" + name, *slot, n_outputs, model_dim);
       }
       numbers("time_mix_decay", mix.decay_bias);
-      f(prefix + "time_mix_first.weight",
-        Slot{nullptr, &mix.bonus, wkv.n_heads, wkv.head_dim, true, false, 1});
-      numbers("time_mix_ln", mix.norm);
-      vector(prefix + "time_mix_ln.bias", mix.norm_bias, model_dim, true);
-      numbers("channel_mix_lerp_k", layer.ffn_shares);
-      numbers("channel_mix_lerp_r", layer.ffn_gate_shares);
-      linear(prefix + "channel_mix_receptance", layer.ffn_output_gate, model_dim, model_dim);
+      if (wkv.norms_heads) {
+        f(prefix + "time_mix_first.weight",
+          Slot{nullptr, &mix.bonus, wkv.n_heads, wkv.head_dim, true, false, 1});
+        numbers("time_mix_ln", mix.norm);
+        vector(prefix + "time_mix_ln.bias", mix.norm_bias, model_dim, true);
+      }
+      if (spec.ffn == FfnKind::kShifted) {
+        numbers("channel_mix_lerp_k", layer.ffn_shares);
+        numbers("channel_mix_lerp_r", layer.ffn_gate_shares);
+        linear(prefix + "channel_mix_receptance", layer.ffn_output_gate, model_dim, model_dim);
+      }
     } else if (spec.mixer == MixerKind::kMamba1) {
       const ScanSizes& scan = spec.scan;
       linear(prefix + "ssm_in", layer.ssm_in, 2 * scan.n_channels, model_dim);

@@ -19,7 +19,7 @@ struct Recurrence {
   SsdHeads ssd;
   ScanSizes scan;
   size_t conv_dim = 0, n_conv_taps = 1;
-  WkvHeads wkv{};  // whose "convolution" is the last inputs of the mixer and of the network
+  WkvHeads wkv{};  // whose "convolution" is the last input of the mixer, and of a network that looks back
 
   bool is_none() const { return n_values() == 0; }
   size_t n_matrices() const { return delta.n_state() + ssd.n_state() + scan.n_state() + wkv.n_state(); }

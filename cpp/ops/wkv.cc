@@ -21,7 +21,7 @@ template <typename Slice, typename F>
 void for_each_slice(const WkvHeads& heads, MatView<const float> rows, const float* queries, StateStep state,
                     MatView<float> out, const F& f) {
   const size_t dim = heads.dim(), head_dim = heads.head_dim, n_slices = head_dim / kWkvColumns;
-  const size_t n_numbers = head_dim * kWkvColumns;
+  const size_t n_numbers = head_dim * kWkvColumns, group = heads.n_heads / heads.n_kv_heads;
   parallel_for(heads.n_heads * n_slices, [&](size_t task, size_t) {
     const size_t head = task / n_slices, first = head * head_dim, column = task * kWkvColumns;
     const StateStep own = state.at(task * n_numbers);
@@ -31,7 +31,7 @@ void for_each_slice(const WkvHeads& heads, MatView<const float> rows, const floa
     slice.key_dim = head_dim;
     slice.decays = rows.data + first;
     slice.keys = rows.data + dim + first;
-    slice.values = rows.data + 2 * dim + column;
+    slice.values = rows.data + 2 * dim + head / group * head_dim + (column - first);
     slice.queries = queries + first;
     slice.stride = rows.stride;
     slice.state = own.after;
@@ -52,6 +52,8 @@ void WkvHeads::check() const {
       head_dim > 0 && head_dim % kWkvColumns == 0 && head_dim <= kMaxWkvHeadDim && n_heads <= kMaxWkvHeads,
       "an RWKV layer has ", n_heads, " heads of ", head_dim, " numbers; up to ", kMaxWkvHeads,
       " of a multiple of ", kWkvColumns, " up to ", kMaxWkvHeadDim, " are supported");
+  EH2O_CHECK(n_kv_heads == n_heads || (is_linear() && n_kv_heads > 0 && n_heads % n_kv_heads == 0),
+             "an RWKV layer has ", n_heads, " heads, and ", n_kv_heads, " of keys and values");
   if (is_rwkv6()) {
     EH2O_CHECK(shift_rank <= kMaxRank && decay_rank > 0 && decay_rank <= kMaxRank && rate_rank == 0 &&
                    value_rank == 0 && gate_rank == 0,
@@ -167,6 +169,30 @@ void finish_rows6(const KernelTable& table, const WkvHeads& heads, const float* 
   });
 }
 
+void finish_linear_rows(const KernelTable& table, const WkvHeads& heads, const float* biases,
+                        const Wkv6Rows& rows) {
+  const size_t head_dim = heads.head_dim, group = heads.n_heads / heads.n_kv_heads;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
+  const MatView<float> shared_keys = rows.shared_keys();
+  parallel_for(rows.keys.rows, [&](size_t i, size_t) {
+    table.key_decays_f32(rows.decays.row(i), biases, heads.dim());
+    // No key is overwritten before its last head has it: those that are left lie behind.
+    for (size_t head = 0; head < heads.n_heads; ++head) {
+      const float* shared = shared_keys.row(i) + head / group * head_dim;
+      const float* decays = rows.decays.row(i) + head * head_dim;
+      float *keys = rows.keys.row(i) + head * head_dim, *queries = rows.queries.row(i) + head * head_dim;
+      float sum = 0.0f;
+      for (size_t k = 0; k < head_dim; ++k) {
+        keys[k] = shared[k] - shared[k] * decays[k];
+        queries[k] *= scale;
+        sum += keys[k] * queries[k];
+        queries[k] *= decays[k];
+      }
+      rows.own.row(i)[head] = sum;
+    }
+  });
+}
+
 void wkv6(const KernelTable& table, const WkvHeads& heads, MatView<const float> rows, const float* queries,
           const float* own, StateStep state, MatView<float> out) {
   for_each_slice<Wkv6Slice>(heads, rows, queries, state, out, [&](Wkv6Slice& slice, size_t head) {
@@ -181,6 +207,7 @@ void finish_heads6(const KernelTable& table, const WkvHeads& heads, const float*
   const size_t head_dim = heads.head_dim;
   parallel_for(out.rows, [&](size_t i, size_t) {
     float* row = out.row(i);
+    if (heads.is_linear()) return table.gate_f32(row, gate.row(i), row, heads.dim());
     for (size_t first = 0; first < heads.dim(); first += head_dim) {
       table.layer_norm_f32(row + first, row + first, norm + first, norm_bias + first, head_dim, kNormEps);
     }

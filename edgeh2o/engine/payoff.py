@@ -294,8 +294,9 @@ def _count_mixer(config: DecoderConfig, layer: LayerConfig) -> float:
         inner += 4 * width
         ranks = (layer.wkv_decay_rank, layer.wkv_rate_rank, layer.wkv_value_rank)
         inner += 2 * (sum(ranks) + layer.wkv_gate_rank)
-    if rank := layer.wkv_shift_rank:  # with a gate of what the network gives
-        inner += 6 * width + 2 * layer.wkv_decay_rank + 10 * rank
+    if rank := layer.wkv_shift_rank:  # with a gate of what the network gives, if that is shifted
+        inner += (3 + layer.has_shifted_network) * width + 2 * layer.wkv_decay_rank + 10 * rank
+        inner += 2 * layer.n_wkv_kv_heads * layer.wkv_head_dim
     channels = layer.n_scan_channels
     inner += 3 * channels
     selected = 2 * channels * (layer.scan_step_rank + layer.scan_state_dim)

@@ -41,6 +41,9 @@ class HybridRule:
         has_attention: some layers attend; else none does, and no file says how many heads it has.
         has_norms: Mamba-1 norms what it selects by, with weights; else files may say that it does,
             without.
+        has_shifted_network: of RWKV, whose networks then have parts of the token before in their
+            inputs too, as mixers have; else they are plain.
+        groups_keys: of RWKV, whose files then say of how many heads keys and values are.
         selects: Mamba-2 makes its rates, and what writes to the state and reads it, of its
             channels, as Mamba-1 does, with norms (PLaMo 2). Layers that have it have no heads.
     """
@@ -53,6 +56,8 @@ class HybridRule:
     has_one_branch: bool = False
     has_attention: bool = True
     has_norms: bool = True
+    has_shifted_network: bool = True
+    groups_keys: bool = False
     selects: bool = False
 
     @property
@@ -72,7 +77,7 @@ def replace_attention(
     if rule.mixer == "attention_mamba2":
         return tuple(replace(layer, mixer=rule.mixer, **changes) for layer in layers)
     if rule.goes_by_kv_heads:
-        attends = tuple(layer.n_kv_heads > 0 for layer in layers)
+        attends = tuple(rule.has_attention and layer.n_kv_heads > 0 for layer in layers)
         key = "attention.head_count_kv"
     else:
         attends, key = _read_interval(keys), INTERVAL_KEY
@@ -82,7 +87,7 @@ def replace_attention(
             "supported"
         )
     period = 0
-    if rule.mixer == "rwkv6":
+    if rule.mixer == "rwkv6" and rule.has_shifted_network:
         period = keys.integer(RESCALE_KEY, minimum=0, maximum=2**10, default=0)
     no_heads: dict[str, Any] = {"n_heads": 0, "n_kv_heads": 0, "window": 0}
     replaced = []
@@ -101,7 +106,8 @@ def replace_attention(
         if has_ffn_only:
             layer = replace(layer, mixer="none", **no_heads)
         elif not has_attention:
-            layer = replace(layer, mixer=rule.mixer, **no_heads, **changes)
+            own = _read_key_heads(keys, layer, changes) if rule.groups_keys else changes
+            layer = replace(layer, mixer=rule.mixer, **no_heads, **own)
         if rule.mixer == "rwkv7" and index == 0:  # others have its values
             layer = replace(layer, wkv_value_rank=0)
         if period and (index + 1) % period == 0:  # as the matrices behind it are written
@@ -115,9 +121,9 @@ def _read_sizes(keys: ArchitectureKeys, rule: HybridRule) -> dict[str, Any]:
     if rule.mixer == "none":
         return {}
     if rule.mixer == "rwkv7":
-        return _read_rwkv7(keys)
+        return _read_rwkv7(keys, rule)
     if rule.mixer == "rwkv6":
-        return _read_rwkv6(keys)
+        return _read_rwkv6(keys, rule)
     if rule.mixer == "short_conv":
         return {"n_conv_taps": keys.integer(CONV_KEY, minimum=2, maximum=MAX_CONV_TAPS)}
     taps = {"n_conv_taps": keys.integer("ssm.conv_kernel", minimum=2, maximum=MAX_CONV_TAPS)}
@@ -223,7 +229,7 @@ def _read_mamba1(keys: ArchitectureKeys, rule: HybridRule) -> dict[str, Any]:
     }
 
 
-def _read_rwkv_heads(keys: ArchitectureKeys) -> dict[str, int]:
+def _read_rwkv_heads(keys: ArchitectureKeys, rule: HybridRule) -> dict[str, Any]:
     """They are together as wide as the model."""
     head_dim = keys.integer("wkv.head_size", maximum=MAX_WKV_HEAD_DIM)
     model_dim = keys.integer("embedding_length", maximum=MAX_WIDTH)
@@ -232,26 +238,47 @@ def _read_rwkv_heads(keys: ArchitectureKeys) -> dict[str, int]:
             f"{keys.quoted('embedding_length')} is {model_dim}, which is not a multiple of "
             f"{keys.quoted('wkv.head_size')} {head_dim}"
         )
-    shifts = keys.integer(SHIFTS_KEY, maximum=2**10, default=2)
-    if shifts != 2:
+    what = "one of the mixer and one of the network" if rule.has_shifted_network else "of the mixer"
+    n_shifts = 2 if rule.has_shifted_network else 1
+    shifts = keys.integer(SHIFTS_KEY, maximum=2**10, default=n_shifts)
+    if shifts != n_shifts:
         raise FormatError(
-            f"{keys.quoted(SHIFTS_KEY)} is {shifts}, but only 2 is supported: one of the mixer and "
-            "one of the network"
+            f"{keys.quoted(SHIFTS_KEY)} is {shifts}, but only {n_shifts} is supported: {what}"
         )
-    heads = {"n_wkv_heads": model_dim // head_dim, "wkv_head_dim": head_dim}
-    return {**heads, "n_conv_taps": 2}
-
-
-def _read_rwkv6(keys: ArchitectureKeys) -> dict[str, int]:
+    n_heads = model_dim // head_dim
     return {
-        **_read_rwkv_heads(keys),
+        "n_wkv_heads": n_heads,
+        "n_wkv_kv_heads": n_heads,
+        "wkv_head_dim": head_dim,
+        "has_shifted_network": rule.has_shifted_network,
+        "n_conv_taps": 2,
+    }
+
+
+def _read_key_heads(
+    keys: ArchitectureKeys, layer: LayerConfig, fields: Mapping[str, Any]
+) -> dict[str, Any]:
+    """With the heads of keys and values; 0 where every head has its own."""
+    n_heads, n_kv_heads = fields["n_wkv_heads"], layer.n_kv_heads or fields["n_wkv_heads"]
+    if n_heads % n_kv_heads:
+        raise FormatError(
+            f"{keys.quoted('attention.head_count_kv')} is {n_kv_heads}, by which the {n_heads} "
+            f"heads of {keys.quoted('wkv.head_size')} numbers do not divide"
+        )
+    return {**fields, "n_wkv_kv_heads": n_kv_heads}
+
+
+def _read_rwkv6(keys: ArchitectureKeys, rule: HybridRule) -> dict[str, Any]:
+    return {
+        **_read_rwkv_heads(keys, rule),
+        "wkv_norms_heads": rule.has_shifted_network,
         "wkv_decay_rank": keys.integer("time_decay_extra_dim", maximum=MAX_WKV_RANK),
         "wkv_shift_rank": keys.integer("time_mix_extra_dim", maximum=MAX_WKV_RANK),
     }
 
 
-def _read_rwkv7(keys: ArchitectureKeys) -> dict[str, int]:
-    heads = _read_rwkv_heads(keys)
+def _read_rwkv7(keys: ArchitectureKeys, rule: HybridRule) -> dict[str, Any]:
+    heads = _read_rwkv_heads(keys, rule)
     ranks = {
         f"wkv_{name}_rank": keys.integer(f"attention.{key}_lora_rank", maximum=MAX_WKV_RANK)
         for name, key in (
@@ -298,6 +325,7 @@ def wkv_sizes(layer: LayerConfig) -> Mapping[str, int]:
         "n_wkv_shares": 5 if layer.wkv_shift_rank else 6,
         "n_wkv_heads": layer.n_wkv_heads,
         "wkv_head_dim": layer.wkv_head_dim,
+        "wkv_kv_dim": layer.n_wkv_kv_heads * layer.wkv_head_dim,
         "wkv_shift_rank": layer.wkv_shift_rank,
         "wkv_shifts_dim": 5 * layer.wkv_shift_rank,
         "wkv_decay_rank": layer.wkv_decay_rank,

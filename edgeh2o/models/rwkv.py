@@ -17,6 +17,8 @@ def _norm(name: str, core_name: str) -> tuple[TensorRule, ...]:
     )
 
 
+# Of models whose layers are those of RWKV but for their mixers, which have RMS norms.
+PLAIN_LAYERS = (*blocks.EMBEDDINGS, *blocks.PRE_NORMS, *blocks.FEED_FORWARD)
 EMBEDDINGS_AND_NORMS = (
     _EMBEDDING,
     _OUTPUT,

@@ -124,7 +124,7 @@ def _core_layer(layer: LayerConfig, config: DecoderConfig) -> dict[str, Any]:
         fields.update(shared_ffn_dim=0, n_expert_groups=1, n_expert_groups_used=1)
         fields.update(has_expert_norms=False, routes_by_input=False, experts_scale=1.0)
         fields.update(scales_expert_inputs=False)
-    if layer.mixer in ("rwkv6", "rwkv7"):
+    if fields.pop("has_shifted_network"):
         fields.update(ffn="shifted")
     if config.norms_rotated and layer.has_rope:
         fields.update(qk_norm="head", has_plain_qk_norm=True)

@@ -277,7 +277,17 @@ def test_what_a_closed_stream_leaves_is_what_was_read(
 
 @pytest.mark.parametrize(
     "model",
-    ["lfm2", "qwen35", "falcon-h1", "bailingmoe3", "kimi-linear", "rwkv6", "rwkv7", "plamo2"],
+    [
+        "lfm2",
+        "qwen35",
+        "falcon-h1",
+        "bailingmoe3",
+        "kimi-linear",
+        "rwkv6",
+        "rwkv6qwen2",
+        "rwkv7",
+        "plamo2",
+    ],
 )
 def test_recurrent_layers_take_guesses_back(
     tiny_model: TinyModelFactory, prompt: list[int], model: str, tmp_path: Path

@@ -208,6 +208,14 @@ CASES: Mapping[str, Mapping[str, object]] = {
         **{"architecture": "rwkv6", "model_dim": 128, "wkv_head_dim": 32, "rescale_every": 0},
         **{"wkv_shift_rank": 64, "wkv_decay_rank": 96, "tied": False},
     },
+    "rwkv6qwen2": {
+        **{"architecture": "rwkv6qwen2", "model_dim": 128, "wkv_head_dim": 32, "tied": False},
+        "n_wkv_kv_heads": 2,
+    },
+    "rwkv6qwen2_plain": {
+        **{"architecture": "rwkv6qwen2", "model_dim": 128, "wkv_head_dim": 64, "tied": False},
+        **{"wkv_shift_rank": 64, "n_wkv_kv_heads": 0, "has_wkv_biases": False},
+    },
     # llama.cpp wants an output matrix, and heads of a multiple of 64 numbers.
     "rwkv7": {"architecture": "rwkv7", "model_dim": 128, "wkv_head_dim": 64, "tied": False},
     "rwkv7_wide": {

@@ -26,6 +26,7 @@ MODELS: dict[str, dict[str, object]] = {
     "mamba": {"architecture": "mamba", "n_layers": 3},
     "mamba2": {"architecture": "mamba2", "n_layers": 3},
     "rwkv6": {"architecture": "rwkv6", "n_layers": 3},
+    "rwkv6qwen2": {"architecture": "rwkv6qwen2", "n_layers": 3},
     # Nor here, and networks keep something too.
     "rwkv7": {"architecture": "rwkv7", "n_layers": 3},
     # Two of four layers keep nothing of the tokens, or a state alone.

@@ -97,7 +97,7 @@ def test_sizes_that_the_core_refuses(tiny_model: TinyModelFactory) -> None:
         ({"wkv_head_dim": 32}, "RWKV has heads as wide as the model"),
         ({"wkv_decay_rank": 0}, "the vectors of an RWKV-6 layer have 32 and 0 numbers"),
         ({"wkv_gate_rank": 4}, "the vectors of an RWKV-6 layer"),
-        ({"wkv_shift_rank": 0}, "RWKV has heads, and a network that looks back"),
+        ({"wkv_shift_rank": 0}, "RWKV has heads, and may have a network that looks back"),
     ):
         layers = (replace(config.layers[0], **changes), *config.layers[1:])
         with pytest.raises(FormatError, match=problem):

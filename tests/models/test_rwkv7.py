@@ -83,7 +83,7 @@ def test_what_the_core_refuses(tiny_model: TinyModelFactory) -> None:
         ({"wkv_head_dim": 32}, "RWKV has heads as wide as the model"),
         ({"wkv_gate_rank": 0}, "the vectors of an RWKV-7 layer"),
         ({"wkv_value_rank": 0}, "RWKV has heads as wide as the model"),
-        ({"n_wkv_heads": 0}, "RWKV has heads, and a network that looks back"),
+        ({"n_wkv_heads": 0}, "RWKV has heads, and may have a network that looks back"),
     ):
         layers = (config.layers[0], replace(later, **changes))
         with pytest.raises(FormatError, match=problem):

@@ -35,6 +35,7 @@ KINDS: dict[str, dict[str, object]] = {
     "falcon-h1": {"n_layers": 2},
     "plamo2": {"n_layers": 4},
     "rwkv6": {"n_layers": 2},
+    "rwkv6qwen2": {"n_layers": 2},
     "rwkv7": {"n_layers": 2},
     "deepseek2": {"n_layers": 3, "n_experts": 4, "n_experts_used": 2},
     "glm-dsa": {"n_layers": 3, "indexer_period": 2, "n_experts": 0},

@@ -25,6 +25,7 @@ KINDS: dict[str, dict[str, object]] = {
     "nemotron_h": {"n_layers": 4},
     "plamo2": {"n_layers": 4},
     "rwkv6": {"n_layers": 2},
+    "rwkv6qwen2": {"n_layers": 2},
     "rwkv7": {"n_layers": 2},
     "deepseek2": {"n_layers": 3, "n_experts": 4, "n_experts_used": 2},
     "minicpm3": {"n_layers": 2},

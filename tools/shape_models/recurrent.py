@@ -1,4 +1,4 @@
-"""Recurrent layers of shapes: tensors and keys of delta nets, Mamba-1 and Mamba-2."""
+"""Recurrent layers of shapes: tensors and keys of delta nets, Mamba and RWKV."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from gguf import GGUFWriter
 
 from tools.shape_models.shapes import Shape
 from tools.shape_models.tensor import Tensor
+
+# Float matrices, whose mean is 0.
+FLOAT_MATRICES = tuple(f".time_mix_{name}{i}.weight" for name in ("w", "decay_w") for i in (1, 2))
 
 
 def recurrent_tensors(
@@ -48,6 +51,21 @@ def recurrent_tensors(
         yield vectors(f"{prefix}ssm_a", channels, states)
         yield vectors(f"{prefix}ssm_d", channels)
         yield matrix(f"{prefix}ssm_out", shape.model_dim, channels)
+    if (linear := shape.linear) is not None:
+        width, kv_dim, mix = shape.model_dim, linear.n_kv_heads * linear.head_dim, "time_mix_"
+        for name, *sizes in (
+            *(("lerp_x", width), ("lerp_fused", 5, 1, 1, width), ("decay", width)),
+            ("w1", 5 * linear.shift_rank, width),
+            ("w2", 5, width, linear.shift_rank),
+            ("decay_w1", linear.decay_rank, width),
+            ("decay_w2", width, linear.decay_rank),
+        ):
+            yield vectors(f"{prefix}{mix}{name}.weight", *sizes)
+        for name, rows in (("receptance", width), ("key", kv_dim), ("value", kv_dim)):
+            yield matrix(f"{prefix}{mix}{name}", rows, width)
+            yield vectors(f"{prefix}{mix}{name}.bias", rows)
+        for name in ("gate", "output"):
+            yield matrix(f"{prefix}{mix}{name}", width, width)
 
 
 def add_recurrent_metadata(writer: GGUFWriter, shape: Shape) -> None:
@@ -72,3 +90,8 @@ def add_recurrent_metadata(writer: GGUFWriter, shape: Shape) -> None:
         writer.add_ssm_time_step_rank(ssm1.step_rank)
         writer.add_ssm_state_size(ssm1.state_dim)
         writer.add_ssm_inner_size(ssm1.n_channels)
+    if (linear := shape.linear) is not None:
+        writer.add_wkv_head_size(linear.head_dim)
+        writer.add_time_mix_extra_dim(linear.shift_rank)
+        writer.add_time_decay_extra_dim(linear.decay_rank)
+        writer.add_token_shift_count(1)

@@ -69,6 +69,16 @@ class Mamba1:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinearAttention:
+    """That of QRWKV6 in all layers; ranks are those of shifts of tokens and of decays."""
+
+    n_kv_heads: int
+    head_dim: int
+    shift_rank: int
+    decay_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """A mixture in every layer; the width of each is the shape's ``ffn_dim``."""
 
@@ -94,6 +104,7 @@ class Shape:
         delta_net: what Qwen3.5 has in most layers; its attention has a gate.
         mamba2: what the layers without attention have in Granite 4.0 H, which has no positions.
         mamba1: the same of Jamba.
+        linear: what all layers of QRWKV6 have; such shapes have no heads.
         rotary_dim: rotated elements of a head; None for all.
         n_drafting_layers: layers behind the others that guess tokens ahead (MTP), with attention.
     """
@@ -121,10 +132,13 @@ class Shape:
     delta_net: DeltaNet | None = None
     mamba2: Mamba2 | None = None
     mamba1: Mamba1 | None = None
+    linear: LinearAttention | None = None
     rotary_dim: int | None = None
     n_drafting_layers: int = 0
 
     def attends(self, layer: int) -> bool:
+        if self.linear is not None:
+            return False
         if layer >= self.n_layers:
             return True
         if self.delta_net is not None:
@@ -306,6 +320,21 @@ SHAPES: Mapping[str, Shape] = {
         attention_layers=(7, 21),
         n_conv_taps=4,
         mamba1=Mamba1(n_channels=5120, state_dim=16, step_rank=160),
+    ),
+    # Of decays and shifts the ranks are those that llama.cpp's converter assumes.
+    "qrwkv6-7b": Shape(
+        architecture="rwkv6qwen2",
+        n_layers=28,
+        model_dim=3584,
+        n_heads=0,
+        n_kv_heads=4,
+        head_dim=128,
+        ffn_dim=18944,
+        context_length=2**20,
+        rope_base=1e4,
+        norm_epsilon=1e-6,
+        tied=False,
+        linear=LinearAttention(n_kv_heads=4, head_dim=128, shift_rank=32, decay_rank=64),
     ),
     "llama-3.1-8b": Shape(
         architecture="llama",

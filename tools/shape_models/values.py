@@ -7,6 +7,7 @@ from gguf import GGMLQuantizationType
 from gguf.constants import GGML_QUANT_SIZES
 from numpy.typing import NDArray
 
+from tools.shape_models.recurrent import FLOAT_MATRICES
 from tools.shape_models.shapes import Shape
 from tools.shape_models.tensor import Tensor
 from tools.tiny_models.gemma3n import VECTOR_SUFFIXES
@@ -87,7 +88,7 @@ def random_values(
             factor=shape.rope_factor,
         )
     noise = np.random.Generator(source).normal(scale=0.05, size=tensor.shape)
-    if tensor.name.endswith(VECTOR_SUFFIXES):
+    if tensor.name.endswith((*VECTOR_SUFFIXES, *FLOAT_MATRICES)):
         return noise.astype(np.float32)
     if tensor.name.endswith(".ssm_a"):  # of the logarithm of what decays
         return (noise - 0.5).astype(np.float32)

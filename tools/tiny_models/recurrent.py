@@ -69,7 +69,12 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_wkv_head_size(model.wkv_head_dim)
         writer.add_time_mix_extra_dim(model.wkv_shift_rank)
         writer.add_time_decay_extra_dim(model.wkv_decay_rank)
-        writer.add_rescale_every_n_layers(model.rescale_every)
+        if family.has_shifted_networks:
+            writer.add_rescale_every_n_layers(model.rescale_every)
+        else:
+            writer.add_head_count_kv(model.n_wkv_kv_heads)
+    if family.has_plain_networks:
+        writer.add_token_shift_count(1)
     if family.has_only_mamba1:
         writer.add_ssm_dt_b_c_rms(model.has_scan_norms)
     if family.mamba2 == "single":
@@ -216,27 +221,41 @@ def _add_mamba1(normal: Callable[..., None], prefix: str, model: TinyModel) -> l
 def _add_rwkv6(normal: Callable[..., None], prefix: str, model: TinyModel) -> list[Matrix]:
     width, mix, head_dim = model.model_dim, f"{prefix}time_mix_", model.wkv_head_dim
     shift_rank, decay_rank = model.wkv_shift_rank, model.wkv_decay_rank
+    is_shifted = model.family.has_shifted_networks
+    n_kv_heads = 0 if is_shifted else model.n_wkv_kv_heads
+    kv_dim = n_kv_heads * head_dim or width
     normal(f"{mix}lerp_x.weight", width, std=0.3, mean=0.5)
     normal(f"{mix}lerp_fused.weight", 5, 1, 1, width, std=0.3, mean=0.5)
-    for name in "kr":
-        normal(f"{prefix}channel_mix_lerp_{name}.weight", width, std=0.3, mean=0.5)
+    if is_shifted:
+        for name in "kr":
+            normal(f"{prefix}channel_mix_lerp_{name}.weight", width, std=0.3, mean=0.5)
     normal(f"{mix}w2.weight", 5, width, shift_rank, std=0.5 * shift_rank**-0.5)
     normal(f"{mix}decay.weight", width, std=1.0, mean=-2.0)
-    normal(f"{mix}first.weight", width // head_dim, head_dim, std=0.3, mean=0.5)
-    normal(f"{mix}ln.weight", width, std=0.1, mean=1.0)
-    normal(f"{mix}ln.bias", width, std=0.2)
+    if is_shifted:
+        normal(f"{mix}first.weight", width // head_dim, head_dim, std=0.3, mean=0.5)
+        normal(f"{mix}ln.weight", width, std=0.1, mean=1.0)
+        normal(f"{mix}ln.bias", width, std=0.2)
+    elif model.has_wkv_biases:
+        for name, size in (("receptance", width), ("key", kv_dim), ("value", kv_dim)):
+            normal(f"{mix}{name}.bias", size, std=0.2)
     ffn_dim = int(model.layers[0][2])
+    network = [
+        ("channel_mix_key", ffn_dim, width, width**-0.5),
+        ("channel_mix_value", width, ffn_dim, ffn_dim**-0.5),
+        ("channel_mix_receptance", width, width, width**-0.5),
+    ]
     return [
         ("time_mix_w1", 5 * shift_rank, width, width**-0.5),
         ("time_mix_decay_w1", decay_rank, width, width**-0.5),
         ("time_mix_decay_w2", width, decay_rank, decay_rank**-0.5),
         *(
-            (f"time_mix_{name}", width, width, width**-0.5)
-            for name in ("receptance", "key", "value", "gate", "output")
+            (f"time_mix_{name}", rows, width, width**-0.5)
+            for name, rows in (
+                *(("receptance", width), ("key", kv_dim), ("value", kv_dim)),
+                *(("gate", width), ("output", width)),
+            )
         ),
-        ("channel_mix_key", ffn_dim, width, width**-0.5),
-        ("channel_mix_value", width, ffn_dim, ffn_dim**-0.5),
-        ("channel_mix_receptance", width, width, width**-0.5),
+        *(network if is_shifted else []),
     ]
 
 

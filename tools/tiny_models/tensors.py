@@ -47,7 +47,7 @@ def _add_embeddings(normal: Callable[..., None], model: TinyModel) -> None:
     family, width = model.family, model.model_dim
     std = 2.0 * width**-0.5
     normal("token_embd.weight", model.vocab_size, width, std=std)
-    if family.is_rwkv:
+    if family.has_shifted_networks:
         normal("token_embd_norm.weight", width, std=0.1, mean=1.0)
         normal("token_embd_norm.bias", width, std=0.2)
     if family.has_position_table:
@@ -157,7 +157,9 @@ def _add_matrices(normal: Callable[..., None], model: TinyModel, layer: int) -> 
     elif mixer.startswith("attention"):
         matrices = _add_attention(normal, model, layer)
     matrices += recurrent.add_layer(normal, prefix, model, mixer)
-    if ffn_dim and not family.is_rwkv:  # a standard deviation of cols**-0.5 keeps the variance
+    if (
+        ffn_dim and not family.has_shifted_networks
+    ):  # a standard deviation of cols**-0.5 keeps the variance
         matrices += [
             ("ffn_gate", ffn_dim, width, width**-0.5),
             ("ffn_up", ffn_dim, width, width**-0.5),

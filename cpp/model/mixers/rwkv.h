@@ -1,5 +1,5 @@
 // What the time mixes of RWKV have in common: products of the layer's normed input, mixed with that of the
-// token before, and a recurrence. The layer's tokens are counted by its network, which looks back too. A
+// token before, and a recurrence. The layer's tokens are counted by its network, where that looks back too. A
 // mixer has
 //   Parts(call, n): what is computed of n rows, in the workspace, among it `normed` and `shifts`, rows_from(
 //     first, n) of it, and changes(heads), which the recurrence takes but for what reads the state;
@@ -41,11 +41,13 @@ void add_mixed(const LayerCall& call, MatView<float> x, const typename Mixer::Pa
   end_branch(call, x, input, w.time_mix.output, w.attn_post_norm);
 }
 
-// All rows of the step.
+inline bool counts_tokens(const LayerCall& call) { return call.spec().ffn != FfnKind::kShifted; }
+
+// All rows of the step, of which those from the first output row on are finished.
 template <typename Mixer>
 void mix_time_step(const LayerCall& call) {
   Activations& a = call.buffers();
-  const size_t n = call.step.tokens.size, width = call.spec().wkv.dim();
+  const size_t n = call.step.tokens.size, first = call.first_output_row(), width = call.spec().wkv.dim();
   for (size_t begin = 0; begin < n; begin += a.rows_at_once) {
     const size_t count = std::min(a.rows_at_once, n - begin);
     const MatView<float> x = call.x().rows_from(begin, count), out{a.attended, count, width, width};
@@ -54,8 +56,12 @@ void mix_time_step(const LayerCall& call) {
     shift_input(call, begin, 0, parts.normed, parts.shifts);
     Mixer::project(call, x, parts);
     recur_from<Mixer>(call, begin, parts, out);
-    add_mixed<Mixer>(call, x, parts, out);
+    const size_t n_skipped = std::min(count, std::max(first, begin) - begin), n_rows = count - n_skipped;
+    if (n_rows == 0) continue;
+    add_mixed<Mixer>(call, x.rows_from(n_skipped, n_rows), parts.rows_from(n_skipped, n_rows),
+                     out.rows_from(n_skipped, n_rows));
   }
+  if (counts_tokens(call)) call.count_recurrent();
 }
 
 // The rows of several decode steps, at most rows_at_once, which share the products.
@@ -73,6 +79,7 @@ void mix_time_steps(const LayerCall& call, Span<const Step> steps, MatView<float
   for_each_step(call, steps, [&](const LayerCall& one) {
     const size_t n = one.step.tokens.size;
     recur_from<Mixer>(one, 0, parts.rows_from(one.first_row, n), out.rows_from(one.first_row, n));
+    if (counts_tokens(one)) one.count_recurrent();
   });
   add_mixed<Mixer>(call, x, parts, out);
 }

@@ -19,8 +19,9 @@ struct Rwkv6 {
     Parts(const LayerCall& call, size_t n) {
       const WkvHeads& heads = call.spec().wkv;
       RowParts all(call, n);
-      for (MatView<float>* part :
-           {&rows.decays, &rows.keys, &rows.values, &rows.queries, &gate, &normed, &shifts, &mixed}) {
+      for (MatView<float>* part : {&rows.decays, &rows.keys}) *part = all.take(heads.dim());
+      rows.values = all.take(heads.kv_dim());
+      for (MatView<float>* part : {&rows.queries, &gate, &normed, &shifts, &mixed}) {
         *part = all.take(heads.dim());
       }
       rows.own = all.take(heads.n_heads);
@@ -61,10 +62,11 @@ struct Rwkv6 {
     multiply(call, w.decays_in, mix(0), parts.vectors);
     scale_logits(table, parts.vectors, 1.0f, 1.0f);
     multiply(call, w.decays_out, as_const(parts.vectors), rows.decays);
-    multiply(call, w.keys, mix(1), rows.keys);
+    multiply(call, w.keys, mix(1), rows.shared_keys());
     multiply(call, w.values, mix(2), rows.values);
     multiply(call, w.queries, mix(3), rows.queries);
     multiply(call, w.gates_in, mix(4), parts.gate);
+    if (heads.is_linear()) return finish_linear_rows(table, heads, w.decay_bias.data(), rows);
     finish_rows6(table, heads, w.decay_bias.data(), w.bonus.data(), rows);
   }
 

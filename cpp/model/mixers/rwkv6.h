@@ -6,8 +6,8 @@
 namespace edgeh2o {
 
 // x += output(silu(gate) * heads(...)), where all that the recurrence takes is made of the layer's normed
-// input mixed with that of the token before, by shares that are made of both too. The layer's tokens are
-// counted by its network, which looks back too.
+// input mixed with that of the token before, by shares that are made of both too; of linear attention
+// sigmoid(gate). The layer's tokens are counted by its network, if that looks back too.
 void mix_rwkv6(const LayerCall& call);
 
 // The same for the rows x of several decode steps, which lie one after another; `call` is that of the first.

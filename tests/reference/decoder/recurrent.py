@@ -13,7 +13,7 @@ from .feed_forward import sigmoid, silu, softplus
 from .mamba1 import selective_scan
 from .mamba2 import ssd
 from .rows import Rows
-from .rwkv6 import wkv6
+from .rwkv6 import linear_attention, wkv6
 from .rwkv7 import wkv
 
 
@@ -179,14 +179,14 @@ class RecurrentBlocks:
         return linear(prefix + "output", out * gate)
 
     def time_mix6(self, layer: int, x: Array) -> Array:
-        """RWKV-6: see ``wkv6``; how much of the token before is in an input is made of both."""
+        """RWKV-6: see ``wkv6``; how much of the token before is in an input is made of both.
+
+        Without weights of a token's own value it is ``linear_attention``.
+        """
         prefix, linear = f"blk.{layer}.time_mix_", self.rows.linear
-        shares, decay, first, norm, bias, first_share = (
-            self.weights[f"{prefix}{name}"].astype(np.float64)
-            for name in (
-                *("lerp_fused.weight", "decay.weight", "first.weight"),
-                *("ln.weight", "ln.bias", "lerp_x.weight"),
-            )
+        shares, decay, first_share = (
+            self.weights[f"{prefix}{name}.weight"].astype(np.float64)
+            for name in ("lerp_fused", "decay", "lerp_x")
         )
         inputs = self._shifted(f"blk.{layer}.attn_norm", x)
         vectors = np.split(np.tanh(linear(prefix + "w1", inputs(first_share.ravel()))), 5, axis=1)
@@ -207,6 +207,13 @@ class RecurrentBlocks:
         parts = [heads(part) for part in (r, np.exp(-np.exp(steps)), k, v)]
         _, n_heads, dim = parts[0].shape
         state = self._wkv_states.get(layer, np.zeros((n_heads, dim, dim)))
+        if f"{prefix}first.weight" not in self.weights:
+            out, self._wkv_states[layer] = linear_attention(*parts, state)
+            return linear(prefix + "output", out.reshape(x.shape) * sigmoid(gate))
+        first, norm, bias = (
+            self.weights[f"{prefix}{name}"].astype(np.float64)
+            for name in ("first.weight", "ln.weight", "ln.bias")
+        )
         out, self._wkv_states[layer] = wkv6(*parts, first.reshape(n_heads, dim), state)
         out = out - out.mean(axis=-1, keepdims=True)
         normed = self.rows.normalised(out, eps=64e-5).reshape(x.shape)

@@ -209,7 +209,7 @@ class DecoderRun:
                 branch = branch + self._recurrent.mamba2(layer_idx, x)
             if f"{prefix}attn_output.weight" in weights and config.latent is None:
                 branch = branch + self._attention.attend(layer_idx, x, angles, attention(layer))
-            if f"{prefix}time_mix_first.weight" in weights:
+            if f"{prefix}time_mix_decay.weight" in weights:
                 branch = self._recurrent.time_mix6(layer_idx, x)
             elif f"{prefix}time_mix_key.weight" in weights:
                 branch = self._recurrent.time_mix(layer_idx, x)
