@@ -180,6 +180,7 @@ FAMILIES: Mapping[str, Family] = {
     "rwkv7": Family(
         has_rwkv7=True, has_layer_norm=True, has_norm_biases=True, ffn_norm="attn_norm_2"
     ),
+    "arwkv7": Family(has_rwkv7=True, has_plain_networks=True),
     "maple": Family(
         qk_norm="head", has_experts=True, has_window_pattern=True, has_gate_limits=True
     ),

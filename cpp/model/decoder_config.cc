@@ -79,6 +79,7 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
                    (layer.wkv.is_rwkv6() || (layer.wkv.value_rank == 0) == (&layer == &config.layers[0])),
                "RWKV has heads as wide as the model, and the values of its first layer in others");
     EH2O_CHECK(is_shifted ? config.centres_norms && layer.wkv.norms_heads &&
+                                (layer.wkv.is_rwkv6() || layer.wkv.gate_rank > 0) &&
                                 layer.activation == Activation::kReluSquared
                           : layer.ffn == FfnKind::kGated && layer.has_gate() && !config.centres_norms &&
                                 !config.has_streams,

@@ -186,7 +186,7 @@ void Weights::for_each_tensor(const F& f) {
       const auto numbers = [&](const std::string& name, std::vector<float>& slot) {
         vector(prefix + name, slot, model_dim, true);
       };
-      for (size_t i = 0; i < mix.shares.size(); ++i) {
+      for (size_t i = 0; i < mix.shares.size() - (wkv.gate_rank == 0); ++i) {
         numbers("time_mix_lerp_fused." + std::to_string(i) + ".weight", mix.shares[i]);
       }
       linear(prefix + "time_mix_receptance", mix.queries, model_dim, model_dim);
@@ -195,7 +195,7 @@ void Weights::for_each_tensor(const F& f) {
       linear(prefix + "time_mix_output", mix.output, model_dim, model_dim);
       pair("w", mix.decays_in, mix.decays_out, wkv.decay_rank);
       pair("a", mix.rates_in, mix.rates_out, wkv.rate_rank);
-      pair("g", mix.gates_in, mix.gates_out, wkv.gate_rank);
+      if (wkv.gate_rank > 0) pair("g", mix.gates_in, mix.gates_out, wkv.gate_rank);
       numbers("time_mix_w0.weight", mix.decay_bias);
       numbers("time_mix_a0.weight", mix.rate_bias);
       if (wkv.value_rank > 0) {
@@ -205,10 +205,12 @@ void Weights::for_each_tensor(const F& f) {
       numbers("time_mix_k_k.weight", mix.direction_factors);
       numbers("time_mix_k_a.weight", mix.key_factors);
       numbers("time_mix_r_k.weight", mix.bonus);
-      numbers("time_mix_ln.weight", mix.norm);
-      numbers("time_mix_ln.bias", mix.norm_bias);
+      if (wkv.norms_heads) {
+        numbers("time_mix_ln.weight", mix.norm);
+        numbers("time_mix_ln.bias", mix.norm_bias);
+      }
       mix.ones.assign(std::max(model_dim, wkv.gate_rank), 1.0f);
-      numbers("channel_mix_lerp_k.weight", layer.ffn_shares);
+      if (spec.ffn == FfnKind::kShifted) numbers("channel_mix_lerp_k.weight", layer.ffn_shares);
     } else if (spec.mixer == MixerKind::kRwkv6) {
       TimeMix& mix = layer.time_mix;
       const WkvHeads& wkv = spec.wkv;

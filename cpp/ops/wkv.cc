@@ -61,9 +61,9 @@ void WkvHeads::check() const {
                kMaxRank, " are supported");
     return;
   }
-  EH2O_CHECK(decay_rank > 0 && rate_rank > 0 && gate_rank > 0 && widest_rank() <= kMaxRank,
+  EH2O_CHECK(decay_rank > 0 && rate_rank > 0 && widest_rank() <= kMaxRank,
              "the vectors of an RWKV-7 layer have ", decay_rank, ", ", rate_rank, " and ", gate_rank,
-             " numbers; 1 to ", kMaxRank, " are supported");
+             " numbers; 1 to ", kMaxRank, ", or of gates none, are supported");
 }
 
 void shift_rows(MatView<const float> x, StateStep state, MatView<float> out) {
@@ -145,13 +145,15 @@ void finish_heads(const KernelTable& table, const WkvHeads& heads, const WkvOutp
     const float *keys = rows.keys.row(i), *queries = rows.queries.row(i), *values = rows.values.row(i);
     float* row = out.row(i);
     for (size_t first = 0; first < dim; first += head_dim) {
-      table.layer_norm_f32(row + first, row + first, weights.norm + first, weights.norm_bias + first,
-                           head_dim, kNormEps);
+      if (heads.norms_heads) {
+        table.layer_norm_f32(row + first, row + first, weights.norm + first, weights.norm_bias + first,
+                             head_dim, kNormEps);
+      }
       float own = 0.0f;
       for (size_t k = first; k < first + head_dim; ++k) own += keys[k] * queries[k] * weights.bonus[k];
       for (size_t k = first; k < first + head_dim; ++k) row[k] += own * values[k];
     }
-    table.multiply_f32(row, row, gate.row(i), dim);
+    if (heads.gate_rank > 0) table.multiply_f32(row, row, gate.row(i), dim);
   });
 }
 

@@ -16,14 +16,15 @@ struct WkvHeads {
   // Heads of keys and values, each of as many neighbours of those of queries and decays.
   size_t n_kv_heads = 0;
   // Of the vectors between two matrices that decays, rates, shares of the first layer's values and gates are
-  // made of. A value_rank of 0: it is the first layer.
+  // made of. A value_rank of 0: it is the first layer; a gate_rank of 0: there are no gates.
   size_t decay_rank = 0, rate_rank = 0, value_rank = 0, gate_rank = 0;
   // Of those that five shares of the token before are made of, and with them it is RWKV-6, which has no ranks
   // beside this and that of decays; 0: RWKV-7.
   size_t shift_rank = 0;
-  // What comes out of a head is normed. RWKV-6 without such norms is gated linear attention (Yang et al.
-  // 2024, as QRWKV6 has it): queries read the state with the token's own value in it, and over the root of
-  // head_dim, a row of the state takes of a key what it has decayed by, and gates are sigmoids.
+  // What comes out of a head is normed. RWKV-7 may do without; RWKV-6 without such norms is gated linear
+  // attention (Yang et al. 2024, as QRWKV6 has it): queries read the state with the token's own value in it,
+  // and over the root of head_dim, a row of the state takes of a key what it has decayed by, and gates are
+  // sigmoids.
   bool norms_heads = true;
 
   bool is_rwkv6() const { return shift_rank > 0; }
@@ -83,7 +84,7 @@ void wkv(const KernelTable& table, const WkvHeads& heads, MatView<const float> r
          StateStep state, MatView<float> out);
 
 // What comes out, [n][dim]: a LayerNorm of every head, plus what a token's query reads of its own key and
-// value, by weights [dim]; times the gate.
+// value, by weights [dim]; times the gate. Norms and gates are where the layer has them.
 struct WkvOutput {
   const float *norm, *norm_bias, *bonus;
 };

@@ -16,6 +16,8 @@ NORMS_KEY = "ssm.dt_b_c_rms"
 INTERVAL_KEY = "full_attention_interval"
 RECURRENT_KEY = "attention.recurrent_layers"
 SHIFTS_KEY = "token_shift_count"
+GATE_RANK_KEY = "attention.gate_lora_rank"
+HEAD_NORM_TENSOR = "blk.{layer}.time_mix_ln.weight"
 RESCALE_KEY = "rescale_every_n_layers"
 # As the core has them.
 MAX_DELTA_HEADS, MAX_DELTA_HEAD_DIM = 2**10, 512
@@ -42,7 +44,8 @@ class HybridRule:
         has_norms: Mamba-1 norms what it selects by, with weights; else files may say that it does,
             without.
         has_shifted_network: of RWKV, whose networks then have parts of the token before in their
-            inputs too, as mixers have; else they are plain.
+            inputs too, as mixers have; else they are plain, and mixers may lack gates, and norms of
+            heads.
         groups_keys: of RWKV, whose files then say of how many heads keys and values are.
         selects: Mamba-2 makes its rates, and what writes to the state and reads it, of its
             channels, as Mamba-1 does, with norms (PLaMo 2). Layers that have it have no heads.
@@ -281,14 +284,11 @@ def _read_rwkv7(keys: ArchitectureKeys, rule: HybridRule) -> dict[str, Any]:
     heads = _read_rwkv_heads(keys, rule)
     ranks = {
         f"wkv_{name}_rank": keys.integer(f"attention.{key}_lora_rank", maximum=MAX_WKV_RANK)
-        for name, key in (
-            ("decay", "decay"),
-            ("rate", "iclr"),
-            ("value", "value_residual_mix"),
-            ("gate", "gate"),
-        )
+        for name, key in (("decay", "decay"), ("rate", "iclr"), ("value", "value_residual_mix"))
     }
-    return {**heads, **ranks}
+    fewest, default = (1, None) if rule.has_shifted_network else (0, 0)
+    gate_rank = keys.integer(GATE_RANK_KEY, minimum=fewest, maximum=MAX_WKV_RANK, default=default)
+    return {**heads, **ranks, "wkv_gate_rank": gate_rank}
 
 
 def _check_multiple(keys: ArchitectureKeys, n_heads: int, n_groups: int) -> None:
@@ -322,7 +322,7 @@ def ssd_sizes(layer: LayerConfig) -> Mapping[str, int]:
 def wkv_sizes(layer: LayerConfig) -> Mapping[str, int]:
     """Named sizes of the tensors of RWKV: see ``Hyperparameters.sizes``."""
     return {
-        "n_wkv_shares": 5 if layer.wkv_shift_rank else 6,
+        "n_wkv_shares": 6 if layer.wkv_gate_rank else 5,
         "n_wkv_heads": layer.n_wkv_heads,
         "wkv_head_dim": layer.wkv_head_dim,
         "wkv_kv_dim": layer.n_wkv_kv_heads * layer.wkv_head_dim,

@@ -24,7 +24,7 @@ from .experts import (
     SHARED_KEY,
     STEP_KEY,
 )
-from .hybrids import NORMS_KEY
+from .hybrids import HEAD_NORM_TENSOR, NORMS_KEY
 from .hyperparameters import (
     DRAFTING_KEY,
     SHARED_KV_KEY,
@@ -74,6 +74,8 @@ def read_model(
         shape = spec.read_shape(gguf.metadata)
         if spec.experts is not None and spec.experts.goes_by_tensors:
             shape = _mark_dense(gguf, shape)
+        if spec.hybrid is not None and spec.hybrid.mixer == "rwkv7":
+            shape = _mark_head_norms(gguf, shape)
         refuse_unread(gguf.metadata, spec.name, _optional_keys(spec))
         factors = [name for name in (spec.rope_factors, *(spec.long_rope_factors or ())) if name]
         n_layers = len(shape.layers)
@@ -111,6 +113,21 @@ def _mark_dense(gguf: ModelTensors, shape: Hyperparameters) -> Hyperparameters:
         layers=tuple(
             replace(layer, is_dense=ROUTER_TENSOR.format(layer=i) not in gguf.tensors)
             for i, layer in layers
+        ),
+    )
+
+
+def _mark_head_norms(gguf: ModelTensors, shape: Hyperparameters) -> Hyperparameters:
+    """Layers of ARWKV without weights of norms of heads have none."""
+    return replace(
+        shape,
+        layers=tuple(
+            replace(
+                layer,
+                wkv_norms_heads=layer.has_shifted_network
+                or HEAD_NORM_TENSOR.format(layer=i) in gguf.tensors,
+            )
+            for i, layer in enumerate(shape.layers)
         ),
     )
 

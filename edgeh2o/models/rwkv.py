@@ -17,6 +17,7 @@ def _norm(name: str, core_name: str) -> tuple[TensorRule, ...]:
     )
 
 
+HEAD_NORM = _norm(f"{MIX}ln", f"{MIX}ln")
 # Of models whose layers are those of RWKV but for their mixers, which have RMS norms.
 PLAIN_LAYERS = (*blocks.EMBEDDINGS, *blocks.PRE_NORMS, *blocks.FEED_FORWARD)
 EMBEDDINGS_AND_NORMS = (
@@ -26,7 +27,7 @@ EMBEDDINGS_AND_NORMS = (
     *_norm("output_norm", "output_norm"),
     *_norm(f"{LAYER}attn_norm", f"{LAYER}attn_norm"),
     *_norm(f"{LAYER}attn_norm_2", f"{LAYER}ffn_norm"),
-    *_norm(f"{MIX}ln", f"{MIX}ln"),
+    *HEAD_NORM,
 )
 # How much of the token before goes into what the matrices of a mixer read.
 SHARES = (

@@ -48,8 +48,8 @@ class TensorRule:
     if it is another one. A part whose name contains ``{part}`` is one of several, equal but for the
     last. Layers that share keys and values leave out what is ``of_kv``, or have it for nothing.
     ``is_vectors``: rows are vectors, not a matrix. Only layers ``of`` a kind have it, if one is
-    named: a mixer, "experts" and "dense" in a mixture of experts with layers of both, "indexer" or
-    "shared_values" (of RWKV-7's layers behind the first).
+    named: a mixer, "experts" and "dense" in a mixture of experts with layers of both, "indexer",
+    "shared_values" (of RWKV-7's layers behind the first), "wkv_gates" or "wkv_norms".
     ``groups`` names the number of groups of rows, each of which has two halves: the core has the
     second halves of all groups first if ``swaps_halves``, else the first. ``tail_of`` names the
     size of a head whose last rows are those that RoPE turns, of a matrix that is ``rotated``,
@@ -288,7 +288,12 @@ def _split_halves(n_rows: int, n_groups: int, swaps: bool) -> array[int]:
 
 
 def _kinds(layer: LayerConfig) -> tuple[str, ...]:
-    more = [("indexer", layer.index_heads), ("shared_values", layer.wkv_value_rank)]
+    more = [
+        ("indexer", layer.index_heads),
+        ("shared_values", layer.wkv_value_rank),
+        ("wkv_gates", layer.wkv_gate_rank),
+        ("wkv_norms", layer.wkv_norms_heads),
+    ]
     own = [name for name, is_there in more if is_there]
     return layer.mixer, "dense" if layer.is_dense else "experts", *own
 

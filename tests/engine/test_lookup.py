@@ -286,6 +286,7 @@ def test_what_a_closed_stream_leaves_is_what_was_read(
         "rwkv6",
         "rwkv6qwen2",
         "rwkv7",
+        "arwkv7",
         "plamo2",
     ],
 )

@@ -14,7 +14,7 @@ from tools.make_tiny_model import write_tiny_model
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
 
 
-@pytest.fixture(params=["mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7"])
+@pytest.fixture(params=["mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"])
 def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     path = tmp_path / "tiny.gguf"
     return write_tiny_model(path, architecture=request.param, n_layers=2, context_length=4096)

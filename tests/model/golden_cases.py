@@ -222,6 +222,14 @@ CASES: Mapping[str, Mapping[str, object]] = {
         **{"architecture": "rwkv7", "n_layers": 4, "model_dim": 256, "wkv_head_dim": 128},
         **{"wkv_decay_rank": 96, "wkv_gate_rank": 32, "tied": False},
     },
+    "arwkv7": {
+        **{"architecture": "arwkv7", "model_dim": 128, "wkv_head_dim": 64, "tied": False},
+        **{"wkv_gate_rank": 0, "has_wkv_norms": False},
+    },
+    "arwkv7_gates": {
+        **{"architecture": "arwkv7", "model_dim": 128, "wkv_head_dim": 64, "tied": False},
+        "wkv_gate_rank": 64,
+    },
     "falcon-mamba": {"architecture": "mamba", "has_scan_norms": True, "tied": False},
     "nemotron": {"architecture": "nemotron", "rotary_dim": 8, "tied": False},
     "nemotron_biases": {

@@ -27,6 +27,7 @@ MODELS: dict[str, dict[str, object]] = {
     "mamba2": {"architecture": "mamba2", "n_layers": 3},
     "rwkv6": {"architecture": "rwkv6", "n_layers": 3},
     "rwkv6qwen2": {"architecture": "rwkv6qwen2", "n_layers": 3},
+    "arwkv7": {"architecture": "arwkv7", "n_layers": 3, "wkv_gate_rank": 0},
     # Nor here, and networks keep something too.
     "rwkv7": {"architecture": "rwkv7", "n_layers": 3},
     # Two of four layers keep nothing of the tokens, or a state alone.

@@ -81,7 +81,9 @@ def test_what_the_core_refuses(tiny_model: TinyModelFactory) -> None:
     for changes, problem in (
         ({"wkv_head_dim": 8, "n_wkv_heads": 4}, "an RWKV layer has 4 heads of 8 numbers"),
         ({"wkv_head_dim": 32}, "RWKV has heads as wide as the model"),
-        ({"wkv_gate_rank": 0}, "the vectors of an RWKV-7 layer"),
+        ({"wkv_rate_rank": 0}, "the vectors of an RWKV-7 layer"),
+        ({"wkv_gate_rank": 0}, "LayerNorm and a network that looks back"),
+        ({"wkv_norms_heads": False}, "LayerNorm and a network that looks back"),
         ({"wkv_value_rank": 0}, "RWKV has heads as wide as the model"),
         ({"n_wkv_heads": 0}, "RWKV has heads, and may have a network that looks back"),
     ):

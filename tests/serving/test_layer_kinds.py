@@ -27,6 +27,7 @@ KINDS: dict[str, dict[str, object]] = {
     "rwkv6": {"n_layers": 2},
     "rwkv6qwen2": {"n_layers": 2},
     "rwkv7": {"n_layers": 2},
+    "arwkv7": {"n_layers": 2, "wkv_gate_rank": 0},
     "deepseek2": {"n_layers": 3, "n_experts": 4, "n_experts_used": 2},
     "minicpm3": {"n_layers": 2},
     "glm-dsa": {"n_layers": 3, "indexer_period": 2, "n_experts": 0},

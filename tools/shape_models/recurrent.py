@@ -10,7 +10,9 @@ from tools.shape_models.shapes import Shape
 from tools.shape_models.tensor import Tensor
 
 # Float matrices, whose mean is 0.
-FLOAT_MATRICES = tuple(f".time_mix_{name}{i}.weight" for name in ("w", "decay_w") for i in (1, 2))
+FLOAT_MATRICES = tuple(
+    f".time_mix_{name}{i}.weight" for name in ("w", "a", "v", "decay_w") for i in (1, 2)
+)
 
 
 def recurrent_tensors(
@@ -66,6 +68,23 @@ def recurrent_tensors(
             yield vectors(f"{prefix}{mix}{name}.bias", rows)
         for name in ("gate", "output"):
             yield matrix(f"{prefix}{mix}{name}", width, width)
+    if (time_mix := shape.time_mix) is not None:
+        width, mix = shape.model_dim, f"{prefix}time_mix_"
+        yield vectors(f"{mix}lerp_fused.weight", 5, 1, 1, width)
+        # The first layer has values of another rank, which nobody reads.
+        value_rank = time_mix.rate_rank if prefix == "blk.0." else time_mix.value_rank
+        for name, rank in (
+            ("w", time_mix.decay_rank),
+            ("a", time_mix.rate_rank),
+            ("v", value_rank),
+        ):
+            yield vectors(f"{mix}{name}0.weight", width)
+            yield vectors(f"{mix}{name}1.weight", rank, width)
+            yield vectors(f"{mix}{name}2.weight", width, rank)
+        for name in ("k_k", "k_a", "r_k"):
+            yield vectors(f"{mix}{name}.weight", width)
+        for name in ("receptance", "key", "value", "output"):
+            yield matrix(f"{mix}{name}", width, width)
 
 
 def add_recurrent_metadata(writer: GGUFWriter, shape: Shape) -> None:
@@ -94,4 +113,11 @@ def add_recurrent_metadata(writer: GGUFWriter, shape: Shape) -> None:
         writer.add_wkv_head_size(linear.head_dim)
         writer.add_time_mix_extra_dim(linear.shift_rank)
         writer.add_time_decay_extra_dim(linear.decay_rank)
+        writer.add_token_shift_count(1)
+    if (time_mix := shape.time_mix) is not None:
+        writer.add_wkv_head_size(time_mix.head_dim)
+        writer.add_decay_lora_rank(time_mix.decay_rank)
+        writer.add_iclr_lora_rank(time_mix.rate_rank)
+        writer.add_value_residual_mix_lora_rank(time_mix.value_rank)
+        writer.add_gate_lora_rank(0)
         writer.add_token_shift_count(1)

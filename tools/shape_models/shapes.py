@@ -79,6 +79,16 @@ class LinearAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TimeMix:
+    """That of RWKV-7 in all layers, without gates and norms of heads, as ARWKV-7B has it."""
+
+    head_dim: int
+    decay_rank: int
+    rate_rank: int
+    value_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """A mixture in every layer; the width of each is the shape's ``ffn_dim``."""
 
@@ -104,7 +114,7 @@ class Shape:
         delta_net: what Qwen3.5 has in most layers; its attention has a gate.
         mamba2: what the layers without attention have in Granite 4.0 H, which has no positions.
         mamba1: the same of Jamba.
-        linear: what all layers of QRWKV6 have; such shapes have no heads.
+        linear, time_mix: what all layers of QRWKV6 have, and of ARWKV; such shapes have no heads.
         rotary_dim: rotated elements of a head; None for all.
         n_drafting_layers: layers behind the others that guess tokens ahead (MTP), with attention.
     """
@@ -133,11 +143,12 @@ class Shape:
     mamba2: Mamba2 | None = None
     mamba1: Mamba1 | None = None
     linear: LinearAttention | None = None
+    time_mix: TimeMix | None = None
     rotary_dim: int | None = None
     n_drafting_layers: int = 0
 
     def attends(self, layer: int) -> bool:
-        if self.linear is not None:
+        if (self.linear or self.time_mix) is not None:
             return False
         if layer >= self.n_layers:
             return True
@@ -335,6 +346,20 @@ SHAPES: Mapping[str, Shape] = {
         norm_epsilon=1e-6,
         tied=False,
         linear=LinearAttention(n_kv_heads=4, head_dim=128, shift_rank=32, decay_rank=64),
+    ),
+    "arwkv-7b": Shape(
+        architecture="arwkv7",
+        n_layers=28,
+        model_dim=3584,
+        n_heads=0,
+        n_kv_heads=0,
+        head_dim=64,
+        ffn_dim=18944,
+        context_length=2**20,
+        rope_base=1e4,
+        norm_epsilon=1e-6,
+        tied=False,
+        time_mix=TimeMix(head_dim=64, decay_rank=64, rate_rank=64, value_rank=32),
     ),
     "llama-3.1-8b": Shape(
         architecture="llama",

@@ -82,7 +82,9 @@ def shape_tensors(shape: Shape, file_type: str, vocab_size: int) -> Iterator[Ten
         is_whole = file_type in IN_ALL_LAYERS
         mixed = better if is_whole or has_more_bits(layer, shape.n_layers) else usual
         yield vectors(f"{prefix}attn_norm.weight", width)
-        if (shape.delta_net or mamba or shape.linear) is not None and not shape.attends(layer):
+        if (
+            shape.delta_net or mamba or shape.linear or shape.time_mix
+        ) is not None and not shape.attends(layer):
             yield from recurrent_tensors(prefix, shape, matrix, vectors)
         elif not shape.attends(layer):
             yield matrix(f"{prefix}shortconv.in_proj", 3 * width, width)

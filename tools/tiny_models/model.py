@@ -38,6 +38,7 @@ class TinyModel:
         n_scan_channels, scan_state_dim, scan_step_rank: of Mamba-1; None for twice model_dim.
         wkv_head_dim, wkv_decay_rank, wkv_rate_rank, wkv_value_rank, wkv_gate_rank: of RWKV-7.
         wkv_shift_rank, rescale_every: of RWKV-6, which has head_dim and decay_rank too.
+        has_wkv_norms: heads of arwkv7 have norms; without a gate_rank it has no gates.
         n_wkv_kv_heads, has_wkv_biases: of rwkv6qwen2; 0 where every head has keys of its own.
         has_scan_norms: it norms what it selects by, of mamba.
         n_dense_layers: first layers without experts, in families that have some.
@@ -121,6 +122,7 @@ class TinyModel:
     rescale_every: int = 2
     n_wkv_kv_heads: int = 1
     has_wkv_biases: bool = True
+    has_wkv_norms: bool = True
     n_dense_layers: int = 1
     n_experts: int = 6
     n_experts_used: int = 2

@@ -264,21 +264,29 @@ def _add_rwkv7(normal: Callable[..., None], prefix: str, model: TinyModel) -> li
     width, mix = model.model_dim, f"{prefix}time_mix_"
     is_first = prefix == "blk.0."
     value_rank = model.wkv_rate_rank if is_first else model.wkv_value_rank
-    normal(f"{mix}lerp_fused.weight", 6, 1, 1, width, std=0.3, mean=0.5)
-    normal(f"{prefix}channel_mix_lerp_k.weight", 1, 1, width, std=0.3, mean=0.5)
+    is_shifted, gate_rank = model.family.has_shifted_networks, model.wkv_gate_rank
+    normal(f"{mix}lerp_fused.weight", 6 if gate_rank else 5, 1, 1, width, std=0.3, mean=0.5)
+    if is_shifted:
+        normal(f"{prefix}channel_mix_lerp_k.weight", 1, 1, width, std=0.3, mean=0.5)
     for name, mean, std in (
         *(("w0", -1.0, 1.0), ("a0", 0.0, 0.5), ("v0", 0.5, 0.5)),
-        *(("k_k", 0.8, 0.2), ("k_a", 1.0, 0.2), ("r_k", 0.0, 0.3), ("ln", 1.0, 0.1)),
+        *(("k_k", 0.8, 0.2), ("k_a", 1.0, 0.2), ("r_k", 0.0, 0.3)),
     ):
         normal(f"{mix}{name}.weight", width, std=std, mean=mean)
-    normal(f"{mix}ln.bias", width, std=0.2)
+    if is_shifted or model.has_wkv_norms:
+        normal(f"{mix}ln.weight", width, std=0.1, mean=1.0)
+        normal(f"{mix}ln.bias", width, std=0.2)
     ranks = {
         "w": model.wkv_decay_rank,
         "a": model.wkv_rate_rank,
         "v": value_rank,
-        "g": model.wkv_gate_rank,
+        **({"g": gate_rank} if gate_rank else {}),
     }
     ffn_dim = int(model.layers[0][2])
+    network = [
+        ("channel_mix_key", ffn_dim, width, width**-0.5),
+        ("channel_mix_value", width, ffn_dim, ffn_dim**-0.5),
+    ]
     return [
         *((f"time_mix_{name}1", rank, width, width**-0.5) for name, rank in ranks.items()),
         *((f"time_mix_{name}2", width, rank, rank**-0.5) for name, rank in ranks.items()),
@@ -286,6 +294,5 @@ def _add_rwkv7(normal: Callable[..., None], prefix: str, model: TinyModel) -> li
             (f"time_mix_{name}", width, width, width**-0.5)
             for name in ("receptance", "key", "value", "output")
         ),
-        ("channel_mix_key", ffn_dim, width, width**-0.5),
-        ("channel_mix_value", width, ffn_dim, ffn_dim**-0.5),
+        *(network if is_shifted else []),
     ]

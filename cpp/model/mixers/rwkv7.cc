@@ -79,12 +79,13 @@ struct Rwkv7 {
     multiply(call, w.rates_in, as_const(parts.mixed), rates);
     multiply(call, w.rates_out, as_const(rates), rows.removals);
     sigmoid_rows(table, rows.removals, w.rate_bias.data(), w.ones.data());
+    finish_rows(table, heads, {w.decay_bias.data(), w.direction_factors.data(), w.key_factors.data()}, rows);
+    if (heads.gate_rank == 0) return;
     mix(5);
     const MatView<float> gates = vectors(heads.gate_rank);
     multiply(call, w.gates_in, as_const(parts.mixed), gates);
     sigmoid_rows(table, gates, nullptr, w.ones.data());
     multiply(call, w.gates_out, as_const(gates), parts.gate);
-    finish_rows(table, heads, {w.decay_bias.data(), w.direction_factors.data(), w.key_factors.data()}, rows);
   }
 
   static void recur(const LayerCall& call, MatView<const float> changes, const Parts& parts, StateStep state,

@@ -51,7 +51,7 @@ REFUSED = {
     **dict.fromkeys(("jamba", "mamba", "plamo2"), "Mamba-1 layers"),
     "llama4": "windows that begin at fixed positions",
     "mistral4": "latent attention whose queries are scaled by their position",
-    **dict.fromkeys(("mamba2", "rwkv6qwen2"), "models without attention"),
+    **dict.fromkeys(("mamba2", "rwkv6qwen2", "arwkv7"), "models without attention"),
     "hrm_text": "norms without weights",
     "nanbeige-loops": "layers that are gone through several times",
     "bitnet": "norms behind attention and activations",

@@ -141,11 +141,13 @@ class RecurrentBlocks:
         linear = self.rows.linear
         vectors = {
             name: self.weights[f"{prefix}{name}.weight"].astype(np.float64)
-            for name in ("w0", "a0", "k_k", "k_a", "r_k", "ln")
+            for name in ("w0", "a0", "k_k", "k_a", "r_k")
         }
         inputs = self._shifted(f"blk.{layer}.attn_norm", x)
-        shares = self.weights[prefix + "lerp_fused.weight"].astype(np.float64).reshape(6, -1)
-        of_r, of_w, of_k, of_v, of_a, of_g = (inputs(share) for share in shares)
+        shares = (
+            self.weights[prefix + "lerp_fused.weight"].astype(np.float64).reshape(-1, x.shape[1])
+        )
+        of_r, of_w, of_k, of_v, of_a, *of_g = (inputs(share) for share in shares)
         r, k, v = (
             linear(prefix + name, rows)
             for name, rows in (("receptance", of_r), ("key", of_k), ("value", of_v))
@@ -159,7 +161,6 @@ class RecurrentBlocks:
             share = sigmoid(logits + self.weights[prefix + "v0.weight"])
             v = share * self._first_values + (1.0 - share) * v
         rates = sigmoid(vectors["a0"] + linear(prefix + "a2", linear(prefix + "a1", of_a)))
-        gate = linear(prefix + "g2", sigmoid(linear(prefix + "g1", of_g)))
 
         def heads(rows: Array) -> Array:
             return rows.reshape(len(rows), -1, self.config.wkv_head_dim)
@@ -171,12 +172,21 @@ class RecurrentBlocks:
         _, n_heads, dim = directions.shape
         state = self._wkv_states.get(layer, np.zeros((n_heads, dim, dim)))
         out, self._wkv_states[layer] = wkv(*parts, directions, heads(rates), state)
-        out = out - out.mean(axis=-1, keepdims=True)
-        normed = self.rows.normalised(out, eps=64e-5).reshape(x.shape)
-        bias = self.weights[f"{prefix}ln.bias"].astype(np.float64)
         own = np.sum(heads(r * k * vectors["r_k"]), axis=-1, keepdims=True) * heads(v)
-        out = normed * vectors["ln"] + bias + own.reshape(x.shape)
-        return linear(prefix + "output", out * gate)
+        if f"{prefix}ln.weight" in self.weights:
+            out = self._normed_heads(prefix, out)
+        out = out.reshape(x.shape) + own.reshape(x.shape)
+        if of_g:
+            out = out * linear(prefix + "g2", sigmoid(linear(prefix + "g1", of_g[0])))
+        return linear(prefix + "output", out)
+
+    def _normed_heads(self, prefix: str, heads: Array) -> Array:
+        """LayerNorm of every head [n, n_heads, dim], with the weights of a time mix."""
+        heads = heads - heads.mean(axis=-1, keepdims=True)
+        weight, bias = (
+            self.weights[f"{prefix}ln.{kind}"].astype(np.float64) for kind in ("weight", "bias")
+        )
+        return self.rows.normalised(heads, eps=64e-5).reshape(len(heads), -1) * weight + bias
 
     def time_mix6(self, layer: int, x: Array) -> Array:
         """RWKV-6: see ``wkv6``; how much of the token before is in an input is made of both.
@@ -210,14 +220,9 @@ class RecurrentBlocks:
         if f"{prefix}first.weight" not in self.weights:
             out, self._wkv_states[layer] = linear_attention(*parts, state)
             return linear(prefix + "output", out.reshape(x.shape) * sigmoid(gate))
-        first, norm, bias = (
-            self.weights[f"{prefix}{name}"].astype(np.float64)
-            for name in ("first.weight", "ln.weight", "ln.bias")
-        )
+        first = self.weights[f"{prefix}first.weight"].astype(np.float64)
         out, self._wkv_states[layer] = wkv6(*parts, first.reshape(n_heads, dim), state)
-        out = out - out.mean(axis=-1, keepdims=True)
-        normed = self.rows.normalised(out, eps=64e-5).reshape(x.shape)
-        return linear(prefix + "output", (normed * norm + bias) * silu(gate))
+        return linear(prefix + "output", self._normed_heads(prefix, out) * silu(gate))
 
     def channel_mix(self, layer: int, x: Array) -> Array:
         """The network of RWKV, whose input has that of the token before in it."""
