@@ -266,6 +266,8 @@ class DecoderConfig(ModelConfig):
     ``has_expert_norms`` the router, the experts and the shared one have norms of their own; a
     router that ``routes_by_input`` reads what the layer gets, before its mixer, without a norm;
     with ``scales_expert_inputs`` shares are factors of the experts' inputs, not of their outputs.
+    ``n_adjugate_sharers`` neighbours each share another expert of width ``adjugate_ffn_dim``, 0 for
+    none, which a token goes through with the sum of their shares times ``adjugate_scale``.
     The experts of a token are of ``n_expert_groups_used`` of ``n_expert_groups`` groups of
     neighbours. ``expert_gate`` makes shares of a router's logits, "softmax" or "sigmoid"; with
     ``has_expert_bias`` numbers count in the choice of experts alone. A query at position p is
@@ -308,6 +310,9 @@ class DecoderConfig(ModelConfig):
     has_expert_norms: bool = False
     routes_by_input: bool = False
     scales_expert_inputs: bool = False
+    adjugate_ffn_dim: int = 0
+    n_adjugate_sharers: int = 1
+    adjugate_scale: float = 1.0
     expert_gate: str = "softmax"
     expert_scale: float = 1.0
     experts_scale: float = 1.0

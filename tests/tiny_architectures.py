@@ -181,6 +181,7 @@ FAMILIES: Mapping[str, Family] = {
         has_rwkv7=True, has_layer_norm=True, has_norm_biases=True, ffn_norm="attn_norm_2"
     ),
     "arwkv7": Family(has_rwkv7=True, has_plain_networks=True),
+    "grovemoe": Family(qk_norm="head", has_experts=True, has_adjugates=True),
     "maple": Family(
         qk_norm="head", has_experts=True, has_window_pattern=True, has_gate_limits=True
     ),

@@ -79,6 +79,7 @@ class Family:
             embedding that is added behind a layer.
         has_loops: files say how often layers are gone through.
         has_two_stacks: there are two stacks of layers, gone through by cycles.
+        has_adjugates: neighbouring experts share others.
         has_equal_shared: there is a shared expert as wide as the others.
         has_temperature_length: files say after how many positions queries grow.
         keys: float metadata after the architecture's name. Scales and caps are far from 1 and
@@ -150,6 +151,7 @@ class Family:
     has_two_stacks: bool = False
     has_temperature_length: bool = False
     has_equal_shared: bool = False
+    has_adjugates: bool = False
     keys: Mapping[str, float] = field(default_factory=dict)
 
     @property

@@ -178,6 +178,9 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("scales_expert_inputs", layer.scales_expert_inputs);
   reader.read("shared_ffn_dim", layer.shared_ffn_dim);
   reader.read("has_shared_gate", layer.has_shared_gate);
+  reader.read("adjugate_ffn_dim", layer.adjugate_ffn_dim);
+  reader.read("n_adjugate_sharers", layer.n_adjugate_sharers);
+  reader.read("adjugate_scale", layer.adjugate_scale);
   reader.read("experts_scale", layer.experts_scale);
   reader.read("has_expert_norms", layer.has_expert_norms);
   reader.read_choice(

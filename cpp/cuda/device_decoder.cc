@@ -59,6 +59,7 @@ void check_supported(const DecoderConfig& config) {
                cure);
     EH2O_CHECK(!layer.routes_by_input, "experts chosen by the input of their layer do not run on a GPU yet",
                cure);
+    EH2O_CHECK(layer.adjugate_ffn_dim == 0, "experts that share others do not run on a GPU yet", cure);
     EH2O_CHECK(!layer.has_expert_norms, "experts with norms of their own do not run on a GPU yet", cure);
     EH2O_CHECK(!layer.has_sub_norms, "norms behind attention and activations do not run on a GPU yet", cure);
     EH2O_CHECK(!layer.is_chunked && !layer.has_plain_qk_norm && !layer.scales_expert_inputs,

@@ -159,6 +159,12 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
                  (layer.has_post_norm() && layer.mixer == MixerKind::kAttention && !has_experts),
              "post_norm_eps = ", config.post_norm_eps,
              " is of norms behind plain attention and plain networks");
+  EH2O_CHECK(layer.adjugate_ffn_dim == 0 ||
+                 (has_experts && layer.has_gate() && layer.n_adjugate_sharers > 0 &&
+                  layer.n_experts % layer.n_adjugate_sharers == 0 && layer.gate_limit == 0.0f &&
+                  !layer.has_expert_norms && !layer.scales_expert_inputs),
+             "an expert is shared by ", layer.n_adjugate_sharers, " of ", layer.n_experts,
+             " of a plain mixture");
   EH2O_CHECK(layer.shared_ffn_dim == 0 || has_experts, "a shared expert without experts");
   EH2O_CHECK(layer.shared_ffn_dim > 0 || !layer.has_shared_gate, "a gate without a shared expert");
   EH2O_CHECK(layer.shared_ffn_dim > 0 || !layer.has_expert_norms, "norms of experts without a shared one");

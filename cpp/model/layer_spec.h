@@ -123,6 +123,11 @@ struct LayerSpec {
   size_t shared_ffn_dim = 0;
   bool has_shared_gate = false;
   float experts_scale = 1.0f;  // factor of what all experts give together, with the shared one
+  // Grove MoE: so many neighbours among the experts share another one, adjugate to them, of this width, which
+  // a token goes through with the sum of their shares, times the scale; a width of 0: none.
+  size_t n_adjugate_sharers = 1, adjugate_ffn_dim = 0;
+  float adjugate_scale = 1.0f;
+  size_t n_adjugates() const { return adjugate_ffn_dim > 0 ? n_experts / n_adjugate_sharers : 0; }
   // Gemma 4: the experts, the shared one and the router have norms of their own at their inputs, the former
   // two also at their outputs, and experts a factor each.
   bool has_expert_norms = false;

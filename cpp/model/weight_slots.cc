@@ -367,6 +367,14 @@ void Weights::for_each_tensor(const F& f) {
       vector(prefix + "ffn_sub_norm.weight", layer.ffn_sub_norm, spec.ffn_dim, true);
     }
     if (spec.has_head_gains) vector(prefix + "ffn_down.scale", layer.ffn[0].down.scale, 1, false);
+    layer.ffn_adjugates.resize(spec.n_adjugates());
+    for (size_t e = 0; e < layer.ffn_adjugates.size(); ++e) {
+      const std::string suffix = "_chexps." + std::to_string(e);
+      FeedForward& ffn = layer.ffn_adjugates[e];
+      linear(prefix + "ffn_gate" + suffix, ffn.gate, spec.adjugate_ffn_dim, model_dim);
+      linear(prefix + "ffn_up" + suffix, ffn.up, spec.adjugate_ffn_dim, model_dim);
+      linear(prefix + "ffn_down" + suffix, ffn.down, model_dim, spec.adjugate_ffn_dim);
+    }
     if (spec.shared_ffn_dim > 0) {
       if (spec.has_gate())
         linear(prefix + "ffn_gate_shexp", layer.ffn_shared.gate, spec.shared_ffn_dim, model_dim);

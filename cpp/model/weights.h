@@ -83,6 +83,7 @@ struct LayerWeights {
   Linear ffn_router;                                   // [n_experts] outputs, where there are experts
   std::vector<float> ffn_router_bias;                  // [n_experts], or empty
   FeedForward ffn_shared;                              // where the layer has a shared expert
+  std::vector<FeedForward> ffn_adjugates;              // [n_adjugates]
   std::vector<float> ffn_shared_gate;                  // [model_dim], or empty
   // Where experts have norms of their own: [model_dim] each, and factors of experts, [n_experts] or empty.
   std::vector<float> ffn_router_norm, ffn_expert_norm, ffn_expert_post_norm, ffn_shared_post_norm;

@@ -50,7 +50,8 @@ Activations::Activations(const DecoderConfig& config, const KernelTable& table, 
   const size_t n_experts = most_experts(config);
   const size_t ffn_dim =
       std::max(config.has_streams ? kStreams : 0, config.widest([](const LayerSpec& layer) {
-        return std::max({layer.ffn_dim, layer.shared_ffn_dim, layer.token_input_dim, layer.laurel_rank});
+        return std::max({layer.ffn_dim, layer.shared_ffn_dim, layer.adjugate_ffn_dim, layer.token_input_dim,
+                         layer.laurel_rank});
       }));
   const size_t vector_dim = config.widest([](const LayerSpec& layer) { return layer.vector_dim(); });
   const size_t qkv_dim = config.widest([](const LayerSpec& layer) { return layer.qkv_dim(); });
@@ -87,6 +88,9 @@ Activations::Activations(const DecoderConfig& config, const KernelTable& table, 
   expert_rows = arena.take<float>(n_mixed);
   expert_input = arena.take<float>(n_mixed);
   mixed = arena.take<float>(n_mixed);
+  const size_t n_adjugates = config.widest([](const LayerSpec& layer) { return layer.n_adjugates(); });
+  adjugate_rows = arena.take<int32_t>(n_adjugates > 0 ? rows_at_once : 0);
+  adjugate_weights = arena.take<float>(n_adjugates > 0 ? rows_at_once : 0);
   const size_t n_scaled = config.update_rank > 0 ? rows_at_once : 0;
   adapters = arena.take<const float*>(n_scaled);
   expert_adapters = arena.take<const float*>(n_experts > 0 ? n_scaled : 0);

@@ -49,6 +49,8 @@ struct Activations {
   float* expert_input;  // [rows_at_once][model_dim] normed rows
   float* mixed;         // [rows_at_once][model_dim] weighted sum of the outputs
   ExpertRoutes routes;
+  int32_t* adjugate_rows;   // [rows_at_once] that go through an adjugate expert, where layers have some,
+  float* adjugate_weights;  // [rows_at_once] and its share in their output
 
   // Of a model with adapters: what they count in rows that go together, and in those of an expert.
   const float** adapters;         // [rows_at_once]

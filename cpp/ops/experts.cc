@@ -105,6 +105,21 @@ void route_rows(MatView<const float> logits, const RoutingRule& rule, ExpertRout
   routes.begin[routes.n_experts] = n_entries;
 }
 
+size_t join_routes(const ExpertRoutes& routes, size_t first, size_t n, size_t n_rows, int32_t* rows,
+                   float* shares) {
+  std::fill_n(shares, n_rows, 0.0f);
+  for (size_t i = routes.begin[first]; i < routes.begin[first + n]; ++i) {
+    shares[routes.rows[i]] += routes.weights[i];
+  }
+  size_t count = 0;
+  for (size_t row = 0; row < n_rows; ++row) {
+    if (shares[row] == 0.0f) continue;
+    rows[count] = static_cast<int32_t>(row);
+    shares[count++] = shares[row];
+  }
+  return count;
+}
+
 void route_all(MatView<const float> rows, const float* gate, ExpertRoutes& routes) {
   parallel_for(rows.rows, [&](size_t i, size_t) {
     double product = 0.0;

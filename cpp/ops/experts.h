@@ -37,6 +37,11 @@ inline constexpr size_t kMaxExpertGroups = 64;
 // several, by the sum of the two highest ranks in each (DeepSeek-V3, 2024, section 2.1.2).
 void route_rows(MatView<const float> logits, const RoutingRule& rule, ExpertRoutes& routes);
 
+// What experts [first, first + n) have of the routes of n_rows rows, together: every row once, ascending,
+// with the sum of its shares. Returns how many there are; rows and shares have room for n_rows.
+size_t join_routes(const ExpertRoutes& routes, size_t first, size_t n, size_t n_rows, int32_t* rows,
+                   float* shares);
+
 // An expert that every row goes through: entry i is row i, of share 1 or, with a gate [rows.cols], the
 // sigmoid of its product with the row.
 void route_all(MatView<const float> rows, const float* gate, ExpertRoutes& routes);

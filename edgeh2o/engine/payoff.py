@@ -310,5 +310,6 @@ def _count_feed_forward(config: DecoderConfig, layer: LayerConfig, n_experts: in
     n_matrices = 3 if config.is_gated else 2
     has_experts = config.n_experts > 0 and not layer.is_dense
     width = layer.ffn_dim * (n_experts if has_experts else 1)
-    width += config.shared_ffn_dim if has_experts else 0
+    if has_experts:
+        width += config.shared_ffn_dim + n_experts * config.adjugate_ffn_dim
     return float(n_matrices * config.model_dim * width)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import FormatError
 from .keys import ArchitectureKeys
@@ -17,6 +17,8 @@ LIMIT_KEY = "swiglu_clamp_exp"
 NORM_KEY, SCALE_KEY = "expert_weights_norm", "expert_weights_scale"
 GROUPS_KEY, GROUPS_USED_KEY = "expert_group_count", "expert_group_used_count"
 SCALE_KEYS = (SCALE_KEY, GROUPS_KEY)  # those with an effect that others refuse
+SHARERS_KEY, ADJUGATE_SCALE_KEY = "experts_per_group", "expert_group_scale"
+ADJUGATE_WIDTH_KEY = "expert_chunk_feed_forward_length"
 SHARED_COUNT_KEY = "expert_shared_count"
 BIAS_TENSORS = (".exp_probs_b.bias", ".exp_probs_b")
 ROUTER_TENSOR = "blk.{layer}.ffn_gate_inp.weight"
@@ -58,6 +60,8 @@ class ExpertRule:
         goes_by_tensors: layers without a router have one feed-forward network.
         goes_by_steps: files say that all but the last of so many layers have one.
         scales_inputs: shares are factors of the experts' inputs.
+        has_adjugates: files say how many neighbours share another expert, how wide that is, and
+            by what factor of their shares it counts (Grove MoE, 2025).
     """
 
     has_own_width: bool = True
@@ -79,6 +83,7 @@ class ExpertRule:
     goes_by_tensors: bool = False
     goes_by_steps: bool = False
     scales_inputs: bool = False
+    has_adjugates: bool = False
 
 
 # That of ``blocks.BIASED_EXPERTS``, as DeepSeek-V3 (2024) has them.
@@ -96,7 +101,7 @@ BIASED_RULE = ExpertRule(
 class FeedForwardSizes:
     """Experts, experts of a token, the width of every layer's networks and of the shared expert.
 
-    The first ``n_dense_layers`` have one network.
+    The first ``n_dense_layers`` have one network. For the adjugates see ``DecoderConfig``.
     """
 
     n_experts: int
@@ -110,6 +115,9 @@ class FeedForwardSizes:
     n_groups: int = 1
     n_groups_used: int = 1
     gate_limits: tuple[float, ...] = ()
+    adjugate_dim: int = 0
+    n_adjugate_sharers: int = 1
+    adjugate_scale: float = 1.0
     is_dense: tuple[bool, ...] = ()  # of every layer, where no number of first layers says so
 
     def halved(self) -> FeedForwardSizes:
@@ -181,7 +189,20 @@ def read_feed_forward(
         n_groups_used=n_groups_used,
         gate_limits=_read_limits(keys) if rule.has_gate_limits else (),
         is_dense=is_dense,
+        **(_read_adjugates(keys, n_experts) if rule.has_adjugates else {}),
     )
+
+
+def _read_adjugates(keys: ArchitectureKeys, n_experts: int) -> dict[str, Any]:
+    n_sharers = keys.integer(SHARERS_KEY, maximum=n_experts)
+    if n_experts % n_sharers:
+        raise FormatError(
+            f"{keys.quoted(SHARERS_KEY)} is {n_sharers}, but {n_experts} experts do not make "
+            "groups of as many"
+        )
+    width = keys.integer(ADJUGATE_WIDTH_KEY, maximum=MAX_WIDTH)
+    scale = keys.number(ADJUGATE_SCALE_KEY, above=0.0, below=1e6)
+    return {"adjugate_dim": width, "n_adjugate_sharers": n_sharers, "adjugate_scale": scale}
 
 
 def _read_limits(keys: ArchitectureKeys) -> tuple[float, ...]:

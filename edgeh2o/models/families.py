@@ -38,6 +38,7 @@ MODULES = (
     "granite",
     "granite_swa",
     "granitehybrid",
+    "grovemoe",
     "hrm_text",
     "hunyuan",
     "internlm2",

@@ -120,6 +120,8 @@ class Hyperparameters:
             "n_positions": self.context_length,
             "n_experts": self.feed_forward.n_experts,
             "shared_ffn_dim": self.feed_forward.shared_ffn_dim,
+            "adjugate_ffn_dim": self.feed_forward.adjugate_dim,
+            "n_adjugates": self.feed_forward.n_experts // self.feed_forward.n_adjugate_sharers,
             "vocab_size": self.vocab_size,
             "head_dim": head_dim,
             "q_dim": layer.n_heads * head_dim,

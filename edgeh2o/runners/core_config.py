@@ -57,6 +57,9 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
         "has_expert_norms": config.has_expert_norms,
         "routes_by_input": config.routes_by_input,
         "scales_expert_inputs": config.scales_expert_inputs,
+        "adjugate_ffn_dim": config.adjugate_ffn_dim,
+        "n_adjugate_sharers": config.n_adjugate_sharers,
+        "adjugate_scale": config.adjugate_scale,
         "experts_scale": config.experts_scale,
         "expert_gate": config.expert_gate,
         "has_expert_bias": config.has_expert_bias,
@@ -123,7 +126,7 @@ def _core_layer(layer: LayerConfig, config: DecoderConfig) -> dict[str, Any]:
         fields.update(ffn=ffn, n_experts=0, n_experts_used=0, has_expert_bias=False)
         fields.update(shared_ffn_dim=0, n_expert_groups=1, n_expert_groups_used=1)
         fields.update(has_expert_norms=False, routes_by_input=False, experts_scale=1.0)
-        fields.update(scales_expert_inputs=False)
+        fields.update(scales_expert_inputs=False, adjugate_ffn_dim=0)
     if fields.pop("has_shifted_network"):
         fields.update(ffn="shifted")
     if config.norms_rotated and layer.has_rope:

@@ -15,6 +15,14 @@ MIXTURES: Mapping[str, Mapping[str, object]] = {
         "n_dense_layers": 2,
         "sliding_window": 24,
     },
+    # The share of adjugate experts is next to nothing: llama.cpp computes them otherwise.
+    "grovemoe": {
+        "architecture": "grovemoe",
+        "n_experts": 8,
+        "n_experts_used": 3,
+        "adjugate_scale": 1e-7,
+        "tied": False,
+    },
     "laguna": {
         "architecture": "laguna",
         "n_layers": 5,

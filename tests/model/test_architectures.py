@@ -33,6 +33,14 @@ MODELS = {
     "nemotron_h_moe": {"architecture": "nemotron_h_moe", "n_layers": 4, "shared_ffn_dim": 80},
     "qwen3moe-one": {"architecture": "qwen3moe", "n_experts_used": 1},
     "qwen3moe-all": {"architecture": "qwen3moe", "n_experts": 3, "n_experts_used": 3},
+    "grovemoe-four": {
+        **{"architecture": "grovemoe", "n_experts": 8, "n_experts_used": 5},
+        **{"n_adjugate_sharers": 4, "adjugate_ffn_dim": 128},
+    },
+    "rwkv6qwen2-plain": {
+        **{"architecture": "rwkv6qwen2", "n_wkv_kv_heads": 0, "has_wkv_biases": False},
+    },
+    "arwkv7-bare": {"architecture": "arwkv7", "wkv_gate_rank": 0, "has_wkv_norms": False},
     "phi3": {"architecture": "phi3", "rotary_dim": 12},
     "plm": {"architecture": "plm", "q_rank": 0},
     "deepseek2-groups": {
@@ -204,7 +212,7 @@ def test_dense_logits_over_chunks_and_calls(tiny_model: TinyModelFactory, name: 
 NO_SPARSE = (
     *("mistral", "phi3-window", "phimoe-window", "starcoder2-window"),
     *("gpt-oss", "deepseek32", "glm-dsa", "mamba", "mamba2", "llama4"),
-    *("rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"),
+    *("rwkv6", "rwkv6qwen2", "rwkv6qwen2-plain", "rwkv7", "arwkv7", "arwkv7-bare"),
     *("granite_swa", "granite_swa-shared", "granite_swa-dense"),
 )
 

@@ -39,6 +39,10 @@ def add_layer(
         normal(f"{prefix}.attn_output.bias", width, std=0.2)
         for name, rows in (("gate", ffn_dim), ("up", ffn_dim), ("down", width)):
             normal(f"{prefix}.ffn_{name}_exps.bias", n_experts, rows, std=0.2)
+    if family.has_adjugates:
+        n, dim = n_experts // model.n_adjugate_sharers, model.adjugate_ffn_dim
+        for name, rows, cols in (("gate", dim, width), ("up", dim, width), ("down", width, dim)):
+            normal(f"{prefix}.ffn_{name}_chexps.weight", n, rows, cols, std=cols**-0.5)
     shared_dim = _add_shared(normal, model, prefix, ffn_dim)
     if family.has_fused_experts or model.joins_experts:
         halves = [tensors.pop(f"{prefix}.ffn_{name}_exps.weight") for name in ("gate", "up")]

@@ -58,6 +58,10 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_expert_used_count(model.n_experts_used)
         if model.family.has_expert_width:
             writer.add_expert_feed_forward_length(model.ffn_dim)
+        if model.family.has_adjugates:
+            writer.add_expert_chunk_feed_forward_length(model.adjugate_ffn_dim)
+            writer.add_experts_per_group(model.n_adjugate_sharers)
+            writer.add_expert_group_scale(model.adjugate_scale)
         shared_ffn_dim = model.shared_ffn_dim
         if shared_ffn_dim is None and model.family.has_shared_width:
             shared_ffn_dim = max(ffn_dim for _, _, ffn_dim in model.layers)

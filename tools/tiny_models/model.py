@@ -45,6 +45,7 @@ class TinyModel:
         n_experts, n_experts_used: of a layer and of a token, in families that have experts. None
             make a dense model of granitehybrid and granite_swa.
         is_mixture: layers have experts, of llama.
+        n_adjugate_sharers, adjugate_ffn_dim, adjugate_scale: of experts that share others.
         experts_step: the last of so many layers has experts, of llama4.
         temperature_length: positions after which queries grow, of llama4; None for no key.
         rope_pattern: which layers are rotated, of granite_swa; None for no key.
@@ -126,6 +127,9 @@ class TinyModel:
     n_dense_layers: int = 1
     n_experts: int = 6
     n_experts_used: int = 2
+    n_adjugate_sharers: int = 2
+    adjugate_ffn_dim: int = 32
+    adjugate_scale: float = 0.4
     experts_step: int = 1
     temperature_length: int | None = None
     shared_ffn_dim: int | None = None

@@ -110,6 +110,17 @@ void add_experts(const LayerCall& call, MatView<float> x) {
     }
     scatter_rows({part.data, count, dim, dim}, a.routes.rows + first, weights, mixed);
   }
+  for (size_t e = 0; e < spec.n_adjugates(); ++e) {
+    const size_t n_sharers = spec.n_adjugate_sharers;
+    const size_t count =
+        join_routes(a.routes, e * n_sharers, n_sharers, n, a.adjugate_rows, a.adjugate_weights);
+    if (count == 0) continue;
+    const MatView<float> part{a.expert_rows, count, dim, dim};
+    gather_rows(rows, a.adjugate_rows, part);
+    run_expert(call_of(call, a.adjugate_rows, count), w.ffn_adjugates[e], as_const(part), part.data);
+    for (size_t i = 0; i < count; ++i) a.adjugate_weights[i] *= spec.adjugate_scale;
+    scatter_rows(as_const(part), a.adjugate_rows, a.adjugate_weights, mixed);
+  }
   if (spec.shared_ffn_dim > 0) {
     const MatView<float> shared{a.expert_rows, n, dim, dim};
     if (spec.has_expert_norms) {

@@ -256,6 +256,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3next": Family(is_delta_net=True, has_grouped_heads=True, ffn_norm="post_attention_norm"),
     "rwkv6": Family(no_rope_period=1, has_layer_norm=True, has_embedding_norm=True),
     "arwkv7": Family(no_rope_period=1),
+    "grovemoe": Family(),
     "rwkv6qwen2": Family(no_rope_period=1),
     "rwkv7": Family(no_rope_period=1, has_layer_norm=True, has_embedding_norm=True),
     "seed_oss": Family(ffn_norm="post_attention_norm"),

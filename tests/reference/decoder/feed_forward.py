@@ -126,12 +126,16 @@ def mixture(
     router_input: Array | None = None,
     factors: Array | None = None,
     scales_inputs: bool = False,
+    n_sharers: int = 0,
+    shared_scale: float = 0.0,
 ) -> Array:
     """The experts of highest probability, weighted by it, or by what they have of their sum.
 
     ``biases`` count in the choice alone. Of several groups of neighbours those are chosen first
     whose two best experts are the best. ``factors`` are of experts, and ``router_input`` is what
     they are chosen by, if it is not x. With ``scales_inputs`` shares are factors of what goes in.
+    Each ``n_sharers`` neighbours share another expert, which counts by ``shared_scale`` for all of
+    them that are chosen.
     """
     probabilities = gate(
         linear(prefix + "ffn_gate_inp", x if router_input is None else router_input)
@@ -156,4 +160,8 @@ def mixture(
         output = gated(linear, prefix, f"_exps.{expert}", source, activate=activate)
         factor = 1.0 if factors is None else factors[expert]
         out[rows] += factor * (1.0 if scales_inputs else share) * output
+        if n_sharers:
+            suffix = f"_chexps.{expert // n_sharers}"
+            output = gated(linear, prefix, suffix, x[rows], activate=activate)
+            out[rows] += shared_scale * share * output
     return out

@@ -64,6 +64,8 @@ def ffn_block(rows: Rows, prefix: str, x: Array, layer_input: Array) -> Array:
         n_groups_used=config.n_expert_groups_used,
         router_input=layer_input if config.family.routes_by_input else None,
         scales_inputs=config.family.scales_expert_inputs,
+        n_sharers=config.n_adjugate_sharers,
+        shared_scale=config.adjugate_scale,
     )
     out = out * config.expert_scale
     if f"{prefix}ffn_up_shexp.weight" in rows.weights:

@@ -54,6 +54,8 @@ class ReferenceConfig:
     expert_scale: float = 1.0
     n_expert_groups: int = 1
     n_expert_groups_used: int = 1
+    n_adjugate_sharers: int = 0
+    adjugate_scale: float = 0.0
     latent: LatentSizes | None = None
     index_top_k: int = 0
     qkv_limit: float | None = None
@@ -217,6 +219,8 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
         expert_scale=number("expert_weights_scale", 1.0),
         n_expert_groups=int(number("expert_group_count", 1.0)),
         n_expert_groups_used=int(number("expert_group_used_count", 1.0)),
+        n_adjugate_sharers=int(number("experts_per_group", 0.0)),
+        adjugate_scale=number("expert_group_scale", 0.0),
         latent=latent,
         qkv_limit=number("attention.clamp_kqv", 0.0) or None,
         index_top_k=int(number("attention.indexer.top_k", 0.0)),
@@ -323,7 +327,9 @@ def _name_experts(weights: Weights) -> None:
     """Makes matrices ``ffn_up_exps.3.weight`` of the stacks ``ffn_up_exps.weight``, and names what
     files name otherwise."""
     for name in [
-        name for name in weights if name.endswith(("_exps.weight", ".time_mix_w2.weight"))
+        name
+        for name in weights
+        if name.endswith(("_exps.weight", "_chexps.weight", ".time_mix_w2.weight"))
     ]:
         if weights[name].ndim == 2:
             continue

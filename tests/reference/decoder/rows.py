@@ -44,7 +44,7 @@ class Rows:
     def linear(self, name: str, x: Array) -> Array:
         """x [n, cols] times the rows of a matrix, its factor and its bias if the file has one."""
         weights = self.weights
-        stored = re.sub(r"_exps\.\d+", "_exps", name) + ".weight"
+        stored = re.sub(r"(_(?:ch)?exps)\.\d+", r"\1", name) + ".weight"
         if self._scale_block_of and stored in self._quantised:
             scale_block = self._scale_block_of(self._quantised[stored])
             x = dequantise_q8_rows(*quantise_q8_rows(x, scale_block))
