@@ -17,6 +17,7 @@ from .raw_bpe import RAW_RULES, RawBpeTokenizer
 from .rwkv import RwkvTokenizer
 from .sentencepiece import SentencePieceTokenizer
 from .stream_decoder import StreamDecoder
+from .wordpiece import WordPieceTokenizer
 
 __all__ = [
     "StreamDecoder",
@@ -54,6 +55,7 @@ def _read_pre_name(metadata: Mapping[str, object]) -> str:
 
 
 _BUILDERS: dict[str, Callable[[Mapping[str, object]], Tokenizer]] = {
+    "bert": WordPieceTokenizer,
     "gemma4": _build_gemma4,
     "gpt2": _build_bpe,
     "llama": SentencePieceTokenizer,
@@ -63,7 +65,6 @@ _BUILDERS: dict[str, Callable[[Mapping[str, object]], Tokenizer]] = {
 
 # Models that GGUF files are known to name; the text says what each of them is.
 _NOT_SUPPORTED = {
-    "bert": "WordPiece",
     "t5": "SentencePiece unigram",
     "hybriddna": "BPE with DNA k-mers",
     "whitespace": "BPE on words between whitespace",

@@ -175,7 +175,7 @@ def test_importing_is_light() -> None:
         (None, "tokenizer.ggml.model is missing"),
         (3, "must be a string"),
         ("t5", "'t5' .*unigram.* not supported yet"),
-        ("gpt3", "unknown tokenizer model 'gpt3'; supported: gemma4, gpt2, llama"),
+        ("gpt3", "unknown tokenizer model 'gpt3'; supported: bert, gemma4, gpt2, llama"),
     ],
 )
 def test_the_model_must_be_known(model: object, message: str) -> None:

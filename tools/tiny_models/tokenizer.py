@@ -50,3 +50,41 @@ def add_tokenizer(writer: GGUFWriter, vocab_size: int, *, has_markers: bool = Fa
     writer.add_add_bos_token(False)
     writer.add_add_space_prefix(False)
     writer.add_chat_template(CHAT_TEMPLATE)
+
+
+WORDPIECE_CONTROL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+WORDS = (
+    "the quick brown fox jump over lazy dog and back again then it all begin an is of to in that "
+    "thing there more for with was on he first second text"
+)
+ENDINGS = "s ing ed er ew ly ment un ness tion able est"
+
+
+def wordpiece_vocabulary() -> list[str]:
+    """Control tokens, letters and digits at the start of words and within, words, endings."""
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+    alone = [f"\u2581{mark}" for mark in "!\"#$%&'()*+,-./:;<=>?@[]_`{|}~"]
+    starts = [f"\u2581{letter}" for letter in letters] + [f"\u2581{word}" for word in WORDS.split()]
+    tokens = [*WORDPIECE_CONTROL, *alone, *starts, *letters, *ENDINGS.split(), "\u2581\u4e2d"]
+    return list(dict.fromkeys(tokens))
+
+
+def add_wordpiece(writer: GGUFWriter, vocab_size: int) -> None:
+    """As llama.cpp's converter writes it: with a blank before pieces that begin a word."""
+    tokens = wordpiece_vocabulary()
+    reserved = [f"[unused{idx}]" for idx in range(vocab_size - len(tokens))]
+    n_control = len(WORDPIECE_CONTROL)
+    types = [TokenType.CONTROL] * n_control + [TokenType.NORMAL] * (len(tokens) - n_control)
+    writer.add_tokenizer_model("bert")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens + reserved)
+    writer.add_token_types(types + [TokenType.CONTROL] * len(reserved))
+    for name, text in (
+        ("bos", "[CLS]"),
+        ("eos", "[SEP]"),
+        ("unknown", "[UNK]"),
+        ("seperator", "[SEP]"),
+        ("padding", "[PAD]"),
+        ("mask", "[MASK]"),
+    ):
+        writer.add_uint32(f"tokenizer.ggml.{name}_token_id", WORDPIECE_CONTROL.index(text))
