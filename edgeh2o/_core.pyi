@@ -60,11 +60,13 @@ class DecoderConfig:
         centres_norms: bool = False,
         has_norm_weights: bool = True,
         has_norm_biases: bool = False,
+        has_output_norm: bool = True,
         ropes: abc.Sequence[Mapping[str, Any]],
         layers: abc.Sequence[Mapping[str, Any]],
         embedding_scale: float = 1.0,
         norms_embeddings: bool = False,
         has_embedding_norm: bool = False,
+        has_token_type: bool = False,
         logit_scale: float = 1.0,
         logit_soft_cap: float = 0.0,
         tied_embeddings: bool = False,
@@ -423,7 +425,9 @@ class ChunkedAttention(_SequenceMethods):
     shared by ``threads`` of the CPU, by default the number set when it is made. ``checked_rows``
     and ``error_limit`` are described at ``SessionShape``; ``state`` needs ``run`` without them.
     ``recurrent`` [n_layers] gives layers that do not attend the numbers of their recurrent state, 0
-    to the others; empty: all attend.
+    to the others; empty: all attend. Where it is not ``is_causal`` a text is one call of ``run``
+    with ``is_last``, whose queries see as many positions behind theirs as before them; the rows of
+    all layers then have one place.
     """
 
     def __init__(
@@ -446,6 +450,7 @@ class ChunkedAttention(_SequenceMethods):
         error_limit: float = ...,
         threads: int | None = None,
         recurrent: abc.Sequence[int] = (),
+        is_causal: bool = True,
     ) -> None: ...
     @staticmethod
     def estimate_bytes(policy: SparsePolicy, *args: int, **sizes: Any) -> dict[str, int]:

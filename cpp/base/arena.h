@@ -3,6 +3,7 @@
 // adds as it needs them. Memory comes zeroed from the kernel and untouched pages cost no RSS.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -68,11 +69,17 @@ class Arena {
     take_all(arena);
     return arena;
   }
-  size_t used() const { return used_; }
+  size_t used() const { return std::max(used_, most_); }
+  // Where the next piece begins, and another place for it: pieces that are never needed together share one.
+  size_t position() const { return used_; }
+  void go_to(size_t position) {
+    most_ = used();
+    used_ = position;
+  }
   void allocate() {
-    buffer_ = AlignedBuffer(used_);
+    buffer_ = AlignedBuffer(used());
     base_ = buffer_.data();
-    used_ = 0;
+    used_ = most_ = 0;
   }
   void use_small_pages() { buffer_.use_small_pages(); }  // of its own memory
   void drop_pages() { buffer_.drop_pages(); }            // likewise
@@ -82,6 +89,7 @@ class Arena {
   AlignedBuffer buffer_;
   uint8_t* base_ = nullptr;
   size_t used_ = 0;
+  size_t most_ = 0;  // that was used before it went to another place
 };
 
 // For many pieces that live as long as each other. A block is large enough for huge pages: the weights of a

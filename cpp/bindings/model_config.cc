@@ -102,6 +102,8 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("norms_values", layer.norms_values);
   reader.read("has_head_gains", layer.has_head_gains);
   reader.read("has_large_keys", layer.heads.has_large_keys);
+  reader.read("is_causal", layer.heads.is_causal);
+  reader.read("has_mixer_norm", layer.has_mixer_norm);
   reader.read("temperature_scale", layer.temperature_scale);
   reader.read("temperature_offset", layer.temperature_offset);
   reader.read("temperature_period", layer.temperature_period);
@@ -183,9 +185,11 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("adjugate_scale", layer.adjugate_scale);
   reader.read("experts_scale", layer.experts_scale);
   reader.read("has_expert_norms", layer.has_expert_norms);
-  reader.read_choice(
-      "norm_placement", layer.norm_placement,
-      {{"pre", NormPlacement::kPre}, {"post", NormPlacement::kPost}, {"both", NormPlacement::kBoth}});
+  reader.read_choice("norm_placement", layer.norm_placement,
+                     {{"pre", NormPlacement::kPre},
+                      {"post", NormPlacement::kPost},
+                      {"both", NormPlacement::kBoth},
+                      {"sum", NormPlacement::kSum}});
   reader.read("residual_scale", layer.residual_scale);
   reader.read("laurel_rank", layer.laurel_rank);
   reader.read("token_input_dim", layer.token_input_dim);
@@ -221,6 +225,7 @@ DecoderConfig make_config(const py::kwargs& fields) {
   reader.read("centres_norms", config.centres_norms);
   reader.read("has_norm_weights", config.has_norm_weights);
   reader.read("has_norm_biases", config.has_norm_biases);
+  reader.read("has_output_norm", config.has_output_norm);
   std::vector<py::dict> ropes, layers;
   reader.read("ropes", ropes);
   reader.read("layers", layers);
@@ -233,6 +238,7 @@ DecoderConfig make_config(const py::kwargs& fields) {
   reader.read("embedding_scale", config.embedding_scale);
   reader.read("norms_embeddings", config.norms_embeddings);
   reader.read("has_embedding_norm", config.has_embedding_norm);
+  reader.read("has_token_type", config.has_token_type);
   reader.read("logit_scale", config.logit_scale);
   reader.read("logit_soft_cap", config.logit_soft_cap);
   reader.read("tied_embeddings", config.tied_embeddings);

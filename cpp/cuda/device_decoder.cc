@@ -40,6 +40,7 @@ void check_supported(const DecoderConfig& config) {
   EH2O_CHECK(!config.has_norm_biases && !config.has_output_bias,
              "biases of norms and of the output do not run on a GPU yet", cure);
   EH2O_CHECK(config.n_positions == 0, "positions by a table do not run on a GPU yet", cure);
+  EH2O_CHECK(config.is_causal(), "attention that is not causal does not run on a GPU yet", cure);
   EH2O_CHECK(!config.has_streams, "several residual streams (AltUp) do not run on a GPU yet", cure);
   EH2O_CHECK(!config.norms_embeddings && config.post_norm_eps == 0.0f,
              "normed embeddings and norms with another epsilon do not run on a GPU yet", cure);

@@ -55,4 +55,10 @@ void end_branch(const LayerCall& call, MatView<float> x, const MatmulInput& inpu
            scale);
 }
 
+void norm_sum(const LayerCall& call, MatView<float> x, const std::vector<float>& weight,
+              const std::vector<float>& bias) {
+  if (weight.empty()) return;
+  norm_rows(call.table(), as_const(x), row_norm(call.config, weight, bias), {x, {}}, call.buffers().scratch);
+}
+
 }  // namespace edgeh2o

@@ -35,4 +35,8 @@ MatmulInput begin_branch(const LayerCall& call, MatView<float> x, const std::vec
 void end_branch(const LayerCall& call, MatView<float> x, const MatmulInput& input, const Linear& linear,
                 const std::vector<float>& post_norm);
 
+// x normed in place, where the layer does so behind a branch; else the weights are empty.
+void norm_sum(const LayerCall& call, MatView<float> x, const std::vector<float>& weight,
+              const std::vector<float>& bias);
+
 }  // namespace edgeh2o

@@ -236,6 +236,10 @@ void Decoder::check_steps(Span<const Step> steps, const Workspace& workspace) co
                sequence.max_decode_tokens(), " tokens, got ", n_tokens);
     EH2O_CHECK(n_tokens <= shape.max_context - sequence.position(), "position ", sequence.position(),
                " plus ", n_tokens, " tokens exceeds the context of ", shape.max_context);
+    EH2O_CHECK(
+        config_.is_causal() || (!step.is_decode && step.end == PromptEnd::kFinal && sequence.position() == 0),
+        "tokens of this model read those behind them too: a text is read whole, in one call, and "
+        "nothing is written behind it");
     EH2O_CHECK((step.hidden != nullptr) == config_.reads_hidden,
                config_.reads_hidden
                    ? "a layer that guesses tokens ahead reads a hidden row beside every token"
@@ -284,18 +288,19 @@ void Decoder::begin_step(const Step& step, size_t first_row, Workspace& workspac
   Sequence& sequence = *step.sequence;
   const size_t dim = config_.model_dim, position = sequence.position(), n = step.tokens.size;
   sequence.begin_call();
-  embed(step.tokens, {a.x + first_row * dim, n, dim, dim});
-  if (config_.has_embedding_norm) {
-    const MatView<float> x{a.x + first_row * dim, n, dim, dim};
-    norm_rows(weights_.table(), as_const(x),
-              row_norm(config_, weights_.token_norm(), weights_.token_norm_bias()), {x, {}}, a.scratch);
-  }
+  const MatView<float> x{a.x + first_row * dim, n, dim, dim};
+  embed(step.tokens, x);
+  if (config_.has_token_type) add_vector(weights_.table(), x, weights_.token_type().data());
   if (config_.n_positions > 0) {
     for (size_t first = 0; first < n; first += a.rows_at_once) {
       const size_t count = std::min(a.rows_at_once, n - first);
       add_table_rows(weights_.table(), weights_.position_embd(), position + first, {a.norm, count, dim, dim},
                      {a.x + (first_row + first) * dim, count, dim, dim});
     }
+  }
+  if (config_.has_embedding_norm) {
+    norm_rows(weights_.table(), as_const(x),
+              row_norm(config_, weights_.token_norm(), weights_.token_norm_bias()), {x, {}}, a.scratch);
   }
   if (config_.has_streams) spread_streams(weights_, a, first_row, n, step.adapters());
   if (config_.has_two_states) begin_states(weights_, a, {a.x + first_row * dim, n, dim, dim});
@@ -354,7 +359,12 @@ MatmulInput Decoder::norm_outputs(Workspace& workspace, size_t first, const Adap
   Activations& a = workspace.activations();
   const size_t dim = config_.model_dim, n_rows = out.rows.rows;
   if (config_.has_streams) merge_streams(weights_, a, first, n_rows, adapters);
-  return norm_rows(weights_.table(), {a.x + first * dim, n_rows, dim, dim},
+  const MatView<const float> x{a.x + first * dim, n_rows, dim, dim};
+  if (!config_.has_output_norm) {
+    if (out.rows.data) copy_rows(x, out.rows);
+    return pack_rows(weights_.table(), x, out.packed);
+  }
+  return norm_rows(weights_.table(), x,
                    row_norm(config_, weights_.output_norm(), weights_.output_norm_bias()), out, a.scratch);
 }
 

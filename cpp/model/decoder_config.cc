@@ -130,9 +130,8 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
              "gains of heads are of plain attention whose heads are normed behind the rotary embedding");
   EH2O_CHECK(!config.centres_norms ||
                  ((layer.mixer == MixerKind::kAttention || layer.is_rwkv()) && layer.has_ffn() &&
-                  !layer.has_expert_norms && layer.norm_placement == NormPlacement::kPre &&
-                  layer.qk_norm == QkNorm::kNone && !layer.norms_values && layer.latent.is_none() &&
-                  layer.token_input_dim == 0),
+                  !layer.has_expert_norms && !layer.has_post_norm() && layer.qk_norm == QkNorm::kNone &&
+                  !layer.norms_values && layer.latent.is_none() && layer.token_input_dim == 0),
              "LayerNorm is of the inputs of plain attention, RWKV, and plain networks or experts");
   EH2O_CHECK(
       !config.has_norm_biases ||
@@ -166,6 +165,17 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
              "an expert is shared by ", layer.n_adjugate_sharers, " of ", layer.n_experts,
              " of a plain mixture");
   EH2O_CHECK(layer.shared_ffn_dim == 0 || has_experts, "a shared expert without experts");
+  EH2O_CHECK(layer.norm_placement != NormPlacement::kSum ||
+                 (config.centres_norms && layer.mixer == MixerKind::kAttention &&
+                  layer.ffn == FfnKind::kGated && !layer.has_output_gate() && layer.laurel_rank == 0),
+             "norms of the residual stream are LayerNorm, behind plain attention and plain networks");
+  EH2O_CHECK(layer.has_mixer_norm || (layer.has_pre_norm() && !layer.shares_norm()),
+             "a norm of the mixer's input is left out where there is none, or another's is the same");
+  EH2O_CHECK(layer.heads.is_causal == config.is_causal(), "some layers are causal and others are not");
+  EH2O_CHECK(
+      layer.heads.is_causal || (layer.mixer == MixerKind::kAttention && layer.heads.has_own_kv() &&
+                                !layer.is_chunked && layer.latent.is_none() && layer.temperature_period == 0),
+      "only plain attention to keys of the layer's own reads what is behind a token");
   EH2O_CHECK(layer.shared_ffn_dim > 0 || !layer.has_shared_gate, "a gate without a shared expert");
   EH2O_CHECK(layer.shared_ffn_dim > 0 || !layer.has_expert_norms, "norms of experts without a shared one");
 }
@@ -225,6 +235,10 @@ void DecoderConfig::check() const {
     EH2O_CHECK(first_use(i) < layers.size(), "no pass goes through the layers from ", i, " on");
   }
   EH2O_CHECK(!norms_passes || !passes.empty(), "norms between passes that there are not");
+  EH2O_CHECK(is_causal() || (passes.empty() && !has_streams && !reads_hidden && token_input_dim() == 0),
+             "a model whose tokens read those behind them has plain layers");
+  EH2O_CHECK(has_output_norm || (!is_causal() && layers.back().norm_placement == NormPlacement::kSum),
+             "only a residual stream that its layer has normed needs no other norm");
   EH2O_CHECK(!has_two_states || (!passes.empty() && passes[0] == 0 && n_own_layers() == 2 * pass_layers() &&
                                  !norms_passes && n_positions == 0),
              "the states of two stacks that there are not");

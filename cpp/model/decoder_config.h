@@ -29,13 +29,16 @@ struct DecoderConfig {
   float post_norm_eps = 0.0f;  // of norms of what branches give; 0: norm_eps
   bool centres_norms = false;  // they are LayerNorm, not RMS norm
   bool has_norm_weights = true;
+  // Else the residual stream behind the last layer is what comes out: its norm was that of the layer.
+  bool has_output_norm = true;
   bool has_norm_biases = false;  // those of inputs and of the output have biases; LayerNorm may, without this
   std::vector<RopeConfig> ropes;
   std::vector<LayerSpec> layers;
 
   float embedding_scale = 1.0f;
   bool norms_embeddings = false;    // by an RMS norm without weights
-  bool has_embedding_norm = false;  // by a norm as the others, with a bias
+  bool has_embedding_norm = false;  // by a norm as the others, which may have a bias
+  bool has_token_type = false;      // a vector that is added to all embeddings, before that norm
   float logit_scale = 1.0f;
   float logit_soft_cap = 0.0f;  // of the output; 0: none
   bool tied_embeddings = false;
@@ -58,6 +61,8 @@ struct DecoderConfig {
   bool has_two_states = false;
 
   size_t n_layers() const { return layers.size(); }
+  // Else tokens read those behind them too: a text is read in one call, and nothing is written.
+  bool is_causal() const { return layers.empty() || layers[0].heads.is_causal; }
   // Layers with weights of their own, which are those of the stacks.
   size_t n_own_layers() const;
   size_t pass_layers() const { return passes.empty() ? layers.size() : layers.size() / passes.size(); }

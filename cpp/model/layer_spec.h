@@ -38,8 +38,9 @@ enum class FfnKind : uint8_t { kGated, kExperts, kShifted, kNone };
 // The last three are of networks without a gate.
 enum class Activation : uint8_t { kSilu, kGeluTanh, kSiluClamped, kRelu, kReluSquared, kUngatedGelu, kXielu };
 
-// Where a residual branch (mixer, feed-forward) is normalised: its input, its output, or both.
-enum class NormPlacement : uint8_t { kPre, kPost, kBoth };
+// Where a residual branch (mixer, feed-forward) is normalised: its input, its output, or both, or else the
+// residual stream once it was added (BERT).
+enum class NormPlacement : uint8_t { kPre, kPost, kBoth, kSum };
 
 // RMS norm of queries and keys: of every head, all by the same weights or each by its own, or of the whole
 // projection.
@@ -65,7 +66,9 @@ struct LayerSpec {
   MixerKind mixer = MixerKind::kAttention;
   AttentionHeads heads;
   LatentHeads latent;
-  size_t window = 0;  // positions that a query sees, its own included; 0: all
+  // Positions that a query sees, its own included, up to it; 0: all. Where attention is not causal, as many
+  // to either side of its own.
+  size_t window = 0;
   // Of these, those from the last multiple of the width on: queries of a chunk of so many see that alone.
   bool is_chunked = false;
   size_t rope = 0;  // of DecoderConfig::ropes
@@ -133,6 +136,7 @@ struct LayerSpec {
   bool has_expert_norms = false;
 
   NormPlacement norm_placement = NormPlacement::kPre;
+  bool has_mixer_norm = true;  // where inputs are normed; else the mixer's is not
   // Whether the norm of the mixer's input is that of the feed-forward network's too.
   bool shares_norm() const { return is_parallel && !has_parallel_norm; }
   bool is_parallel = false;        // the feed-forward network has the normed input of the mixer
@@ -145,8 +149,12 @@ struct LayerSpec {
   bool has_output_scale = false;  // the residual stream is multiplied by a number behind the layer,
   float output_scale = 1.0f;      // or by this one, which no tensor says
 
-  bool has_pre_norm() const { return norm_placement != NormPlacement::kPost; }
-  bool has_post_norm() const { return norm_placement != NormPlacement::kPre; }
+  bool has_pre_norm() const {
+    return norm_placement == NormPlacement::kPre || norm_placement == NormPlacement::kBoth;
+  }
+  bool has_post_norm() const {
+    return norm_placement == NormPlacement::kPost || norm_placement == NormPlacement::kBoth;
+  }
   bool has_mixer() const { return mixer != MixerKind::kNone; }
   bool has_ffn() const { return ffn != FfnKind::kNone; }
   bool has_gate() const {

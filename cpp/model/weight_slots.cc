@@ -48,10 +48,11 @@ void Weights::for_each_tensor(const F& f) {
       slot.assign(model_dim, 1.0f);
     }
   };
-  norm("output_norm.weight", output_norm_);
+  if (config_.has_output_norm) norm("output_norm.weight", output_norm_);
+  if (config_.has_token_type) vector("token_types.weight", token_type_, model_dim, true);
   if (config_.has_embedding_norm) {
     vector("token_embd_norm.weight", token_norm_, model_dim, true);
-    vector("token_embd_norm.bias", token_norm_bias_, model_dim, true);
+    vector("token_embd_norm.bias", token_norm_bias_, model_dim, false);
   }
   if (config_.has_two_states) vector("first_state.weight", first_state_, model_dim, true);
   if (config_.reads_hidden) {
@@ -62,7 +63,9 @@ void Weights::for_each_tensor(const F& f) {
   if (config_.has_output_bias) vector("output.bias", output_.bias, config_.vocab_size, true);
   const bool must_have_biases = config_.has_norm_biases;
   const bool may_have_biases = config_.centres_norms || must_have_biases;
-  if (may_have_biases) vector("output_norm.bias", output_norm_bias_, model_dim, must_have_biases);
+  if (may_have_biases && config_.has_output_norm) {
+    vector("output_norm.bias", output_norm_bias_, model_dim, must_have_biases);
+  }
   const size_t input_dim = config_.token_input_dim();
   if (input_dim > 0) {
     const size_t all_inputs = layers_.size() * input_dim;
@@ -89,17 +92,25 @@ void Weights::for_each_tensor(const F& f) {
     const AttentionHeads& heads = spec.heads;
     LayerWeights& layer = layers_[i];
     if (spec.has_pre_norm()) {
-      if (spec.has_mixer()) norm(prefix + "attn_norm.weight", layer.attn_norm);
+      const bool has_mixer_norm = spec.has_mixer() && spec.has_mixer_norm;
+      if (has_mixer_norm) norm(prefix + "attn_norm.weight", layer.attn_norm);
       const bool has_ffn_norm = spec.has_ffn() && (!spec.is_parallel || spec.has_parallel_norm);
       if (has_ffn_norm) norm(prefix + "ffn_norm.weight", layer.ffn_norm);
       if (may_have_biases) {
-        vector(prefix + "attn_norm.bias", layer.attn_norm_bias, model_dim, must_have_biases);
+        if (spec.has_mixer_norm)
+          vector(prefix + "attn_norm.bias", layer.attn_norm_bias, model_dim, must_have_biases);
         if (has_ffn_norm) vector(prefix + "ffn_norm.bias", layer.ffn_norm_bias, model_dim, must_have_biases);
       }
     }
     if (spec.has_post_norm()) {
       vector(prefix + "post_attention_norm.weight", layer.attn_post_norm, model_dim, true);
       vector(prefix + "post_ffw_norm.weight", layer.ffn_post_norm, model_dim, true);
+    }
+    if (spec.norm_placement == NormPlacement::kSum) {
+      vector(prefix + "attn_output_norm.weight", layer.attn_sum_norm, model_dim, true);
+      vector(prefix + "attn_output_norm.bias", layer.attn_sum_norm_bias, model_dim, false);
+      vector(prefix + "layer_output_norm.weight", layer.ffn_sum_norm, model_dim, true);
+      vector(prefix + "layer_output_norm.bias", layer.ffn_sum_norm_bias, model_dim, false);
     }
     if (spec.has_head_gains) {
       layer.attn_q_norm.assign(heads.key_dim, 1.0f);

@@ -47,6 +47,8 @@ struct TimeMix {
 struct LayerWeights {
   std::vector<float> attn_norm, attn_post_norm;      // [model_dim], or empty
   std::vector<float> attn_norm_bias, ffn_norm_bias;  // [model_dim], or empty
+  // [model_dim], or empty: of the residual stream behind each branch.
+  std::vector<float> attn_sum_norm, attn_sum_norm_bias, ffn_sum_norm, ffn_sum_norm_bias;
   // [q_gate_dim + q_dim], the gate first, [k_dim], [v_dim], [model_dim] outputs; [gate_dim], where the gate
   // has a matrix of its own.
   Linear attn_q, attn_k, attn_v, attn_output, attn_gate;
@@ -215,6 +217,7 @@ class Weights {
   // [model_dim] each, or empty: the norm of embeddings.
   const std::vector<float>& token_norm() const { return token_norm_; }
   const std::vector<float>& token_norm_bias() const { return token_norm_bias_; }
+  const std::vector<float>& token_type() const { return token_type_; }  // [model_dim], or empty
   // [model_dim] what the state of the first stack begins with, of a model with two states.
   const std::vector<float>& first_state() const { return first_state_; }
   // [n_positions][model_dim], or not set.
@@ -248,7 +251,7 @@ class Weights {
   BlockPool pool_;  // of all matrices; a tensor that is set again leaves its old place unused
   Linear token_embd_, output_, hidden_proj_;
   PackedMatrix head_;  // the first rows of main's output matrix
-  std::vector<float> embedding_norm_, hidden_norm_, first_state_, token_norm_, token_norm_bias_;
+  std::vector<float> embedding_norm_, hidden_norm_, first_state_, token_norm_, token_norm_bias_, token_type_;
   PackedMatrix position_embd_;
   std::vector<float> ones_;  // [model_dim], where embeddings are normed without weights
   std::vector<PackedMatrix> token_inputs_, streams_in_, streams_out_;

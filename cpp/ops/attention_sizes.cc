@@ -49,7 +49,10 @@ std::vector<std::string> attention_precisions(const KernelTable& table) {
   return names;
 }
 
-size_t AttentionShape::longest_chunk() const { return std::min({chunk_size, batch_size, max_context}); }
+size_t AttentionShape::longest_chunk() const {
+  const size_t longest_call = std::min(batch_size, max_context);
+  return heads.is_causal ? std::min(chunk_size, longest_call) : longest_call;
+}
 
 void AttentionHeads::check() const {
   EH2O_CHECK(n_kv_heads > 0 && n_heads > 0 && n_heads % n_kv_heads == 0, "n_heads = ", n_heads,
@@ -94,7 +97,7 @@ AttentionSizes::AttentionSizes(const KernelTable& table, const AttentionShape& s
   value_step = are_integers ? value_words : table.layout.panel_cols / values_per_word;
   const size_t chunk = shape.longest_chunk();
   chunk_keys = round_up(chunk, key_block);
-  n_chunks = ceil_div(std::min(shape.batch_size, shape.max_context), shape.chunk_size);
+  n_chunks = ceil_div(std::min(shape.batch_size, shape.max_context), chunk);
   batch_keys = n_chunks * chunk_keys;
   piece_keys = std::min(kPieceKeys, round_up(shape.max_context, key_block));
 

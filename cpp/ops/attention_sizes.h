@@ -53,7 +53,10 @@ struct AttentionHeads {
   size_t kv_distance = 0;        // the keys and values are those of so many layers before; 0: the layer's own
   bool values_are_keys = false;  // one row is both, and is kept once
   bool has_large_keys = false;   // their biases: integers would round the others too much
-  IndexHeads index = {};         // what says which positions a query reads, if anything does
+  // Else queries read the keys behind theirs too, as far as a window reaches to both sides: a text is read in
+  // one call.
+  bool is_causal = true;
+  IndexHeads index = {};  // what says which positions a query reads, if anything does
 
   bool is_none() const { return n_heads == 0; }
   bool has_own_kv() const { return kv_distance == 0; }

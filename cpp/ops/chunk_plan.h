@@ -44,4 +44,7 @@ inline uint64_t causal_pairs(size_t first, size_t n, size_t window) {
   return pairs_before(first + n) - pairs_before(first);
 }
 
+// The same of n queries that are all there are, which see as many positions behind theirs.
+inline uint64_t symmetric_pairs(size_t n, size_t window) { return 2 * causal_pairs(0, n, window) - n; }
+
 }  // namespace edgeh2o

@@ -51,6 +51,9 @@ void ChunkedAttention::check_call(const Call& call) const {
   EH2O_CHECK(call.q.cols == heads_.q_dim() && call.out.cols == heads_.out_dim() && call.out.rows == n_tokens,
              "queries and outputs must have n_heads * head_dim = ", heads_.q_dim(), " and ", heads_.out_dim(),
              " columns, got ", call.q.cols, " and ", call.out.cols);
+  EH2O_CHECK(heads_.is_causal || call.plan.first_position == 0,
+             "attention that is not causal reads a text in one call, not from position ",
+             call.plan.first_position, " on");
 }
 
 uint64_t ChunkedAttention::run(MatView<const float> q, const LayerKv& kv, size_t first_position,
@@ -114,7 +117,8 @@ void ChunkedAttention::run_part(const Call& call) {
   rounds_.pack_batch(call.kv, call.plan);
   run_phase_1(call, is_joint(call) ? n_without_past : n_chunks);
   for (size_t i = 0; i < n_chunks; ++i) {
-    n_pairs_ += n_read_ * causal_pairs(0, call.plan.chunk(i).size(), window);
+    const size_t n = call.plan.chunk(i).size();
+    n_pairs_ += n_read_ * (heads_.is_causal ? causal_pairs(0, n, window) : symmetric_pairs(n, window));
     if (i >= n_without_past) run_phase_2(call, i);
   }
   if (!call.is_last) {
@@ -287,7 +291,10 @@ void ChunkedAttention::attend_intra(const Call& call, const Task& task, const Lo
   is_first = is_first && !has_begun(call, task.set, tile);
   AttentionTile part = tile.scratch.tile;
   const bool is_whole = is_scored(call, task.set);
-  const size_t n_visible = tile.first_query + part.n_rows / part.group_size;  // keys that the last query sees
+  const size_t n_behind = this->n_behind(call, task.chunk.size());
+  // Keys that the last query sees.
+  const size_t n_visible =
+      std::min(tile.first_query + part.n_rows / part.group_size + n_behind, task.chunk.size());
   const size_t step = is_whole ? task.chunk.size() : sizes_.piece_keys;
   if (is_whole && is_joint(call)) part.weights += sizes_.weight_words(sizes_.memory_keys);
   // The first piece begins at most a block of keys before the first key of the tile's first query, so that it
@@ -298,7 +305,7 @@ void ChunkedAttention::attend_intra(const Call& call, const Task& task, const Lo
   for (size_t begin = first_key; begin < n_visible; begin += step) {
     AttentionPiece piece = rounds_.batch_piece(shape_.kv_head_of(task.set), task.chunk_idx, begin,
                                                std::min(step, task.chunk.size() - begin));
-    piece.n_visible = static_cast<ptrdiff_t>(tile.first_query + 1) - static_cast<ptrdiff_t>(begin);
+    piece.n_visible = static_cast<ptrdiff_t>(tile.first_query + 1 + n_behind) - static_cast<ptrdiff_t>(begin);
     if (call.window > 0) piece.n_hidden = n_hidden - static_cast<ptrdiff_t>(begin);
     kernels_.attention_tile(part, piece);
     table_.merge_softmax_f32(tile.state, part, tile.scratch.factors, is_first && begin == first_key);

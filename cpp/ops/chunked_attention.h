@@ -5,12 +5,16 @@
 // A layer with a sliding window has no policy: its queries see the last `window` positions, their own
 // included, wherever chunks begin.
 //
+// Where attention is not causal a call is one chunk, whose queries see all of it, or, with a window, as many
+// positions behind theirs as before them: phase 1 is all there is.
+//
 // Phase 1 computes the chunks' own (intra) parts, all in parallel. Phase 2 goes chunk after chunk: the policy
 // selects the memory sets, their rows are gathered, and the inter part is merged into the output. For
 // a policy that asks for joint column sums, phase 2 computes both parts, because a row's weights are known
 // only when both are.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "base/arena.h"
@@ -95,6 +99,11 @@ class ChunkedAttention {
     return needs_.column_sums == ColumnSums::kJoint && call.window == 0;
   }
   size_t task_queries() const { return sizes_.tiles_per_task * sizes_.tile_queries; }
+  // Keys behind its own that a query of a chunk of n_keys sees.
+  size_t n_behind(const Call& call, size_t n_keys) const {
+    if (heads_.is_causal) return 0;
+    return call.window == 0 ? n_keys : std::min(call.window - 1, n_keys);
+  }
 
   void choose_sets(const Call& call);
   template <typename F>

@@ -133,6 +133,10 @@ void copy_rows(MatView<const float> from, MatView<float> to) {
   parallel_for(to.rows, [&](size_t i, size_t) { std::copy(from.row(i), from.row(i) + to.cols, to.row(i)); });
 }
 
+void add_vector(const KernelTable& table, MatView<float> rows, const float* vector) {
+  parallel_for(rows.rows, [&](size_t i, size_t) { table.add_f32(rows.row(i), vector, rows.cols); });
+}
+
 void add_rows(const KernelTable& table, MatView<float> x, MatView<float> rows, const float* weight, float eps,
               float scale) {
   parallel_for(x.rows, [&](size_t i, size_t) {

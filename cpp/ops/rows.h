@@ -76,6 +76,9 @@ void rms_norm_groups(const KernelTable& table, MatView<float> rows, Span<const f
 
 void copy_rows(MatView<const float> from, MatView<float> to);
 
+// The vector [rows.cols] is added to every row.
+void add_vector(const KernelTable& table, MatView<float> rows, const float* vector);
+
 // x += scale * rms_norm(rows), without the norm if weight is null; changes rows.
 void add_rows(const KernelTable& table, MatView<float> x, MatView<float> rows, const float* weight, float eps,
               float scale);

@@ -29,7 +29,13 @@ AttentionShape attention_shape(const LayerKeeps& layer, const SequenceShape& sha
 bool are_equal(const AttentionHeads& a, const AttentionHeads& b) {
   return a.n_heads == b.n_heads && a.n_kv_heads == b.n_kv_heads && a.key_dim == b.key_dim &&
          a.value_dim == b.value_dim && a.values_are_keys == b.values_are_keys && a.scale == b.scale &&
-         a.soft_cap == b.soft_cap && a.has_large_keys == b.has_large_keys && a.index == b.index;
+         a.soft_cap == b.soft_cap && a.has_large_keys == b.has_large_keys && a.index == b.index &&
+         a.is_causal == b.is_causal;
+}
+
+bool are_causal(const std::vector<LayerKeeps>& layers) {
+  return std::all_of(layers.begin(), layers.end(),
+                     [](const LayerKeeps& keeps) { return keeps.heads.is_causal; });
 }
 
 // Of reads that the policy has no part in, which need no memory sets of single query heads.
@@ -76,6 +82,9 @@ std::vector<AttentionPlan> make_plans(const KernelTable& table, const std::vecto
                                       [](const LayerKeeps& keeps) { return !keeps.heads.index.is_none(); });
   EH2O_CHECK(!is_indexed || (needs.reads_all && !needs.ends_prompts && !policy.chooses_in_decode()),
              "what this model reads its own indexer chooses, not another rule (", policy.describe(),
+             "); use --attention dense");
+  EH2O_CHECK(are_causal(layers) || (needs.reads_all && !needs.ends_prompts && !policy.chooses_in_decode()),
+             "attention that is not causal reads everything, not by a rule (", policy.describe(),
              "); use --attention dense");
   std::vector<AttentionPlan> plans;
   for (const LayerKeeps& layer : layers) {
@@ -139,8 +148,11 @@ Sequence::Sequence(const KernelTable& table, const std::vector<LayerKeeps>& laye
   kv_shape_ = told.of_kv_heads();
   const auto make_layers = [&] {
     layers_.clear();
+    const size_t first_place = arena_.position();
     for (size_t i = 0; i < layers.size(); ++i) {
       const AttentionHeads& heads = layers[i].heads;
+      // Rows that are read by the call that writes them, and by no other, are gone with their layer.
+      if (!heads.is_causal) arena_.go_to(first_place);
       std::unique_ptr<AttentionState> rows;
       std::unique_ptr<RecurrentState> recurrent;
       if (!layers[i].recurrence.is_none()) {
@@ -194,6 +206,7 @@ SequenceBytes Sequence::estimate_bytes(const KernelTable& table, const std::vect
       ahead += RecurrentState::ahead_bytes(layers[i].recurrence, most_decoded(shape));
     }
     if (!heads.is_none() && heads.has_own_kv()) {
+      if (!heads.is_causal) rows.go_to(0);
       AttentionState(table, heads, shape.cache_types, shape.max_context, rows);
       if (shape.evicts) received += ReceivedAttention::bytes(heads.n_kv_heads, shape.max_context);
     }
@@ -313,7 +326,8 @@ void Sequence::attend(size_t layer, MatView<const float> q, size_t window, Promp
       is_guarded(layer, window)
           ? attend_guarded(layer, q, end, scratch, n_threads, out)
           : attention(layer, scratch, n_threads, seen > 0).run(q, kv, first, seen, end, out);
-  count_pairs(n_pairs, causal_pairs(first, q.rows, window));
+  const bool is_causal = plan(layer).shape.heads.is_causal;
+  count_pairs(n_pairs, is_causal ? causal_pairs(first, q.rows, window) : symmetric_pairs(q.rows, window));
 }
 
 uint64_t Sequence::attend_chunks(size_t layer, MatView<const float> q, PromptEnd end, uint8_t* scratch,

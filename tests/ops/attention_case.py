@@ -59,6 +59,7 @@ def make_attention(
     scale: float | None = None,
     soft_cap: float = 0.0,
     precision: str = "f32",
+    is_causal: bool = True,
 ) -> _core.ChunkedAttention:
     return _core.ChunkedAttention(
         policy,
@@ -73,6 +74,7 @@ def make_attention(
         scale=scale,
         soft_cap=soft_cap,
         precision=precision,
+        is_causal=is_causal,
     )
 
 

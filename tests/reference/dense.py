@@ -25,8 +25,9 @@ def causal_attention(
     is_chunked: bool = False,
     soft_cap: float | None = None,
     sinks: Array | None = None,
+    is_causal: bool = True,
 ) -> Array:
-    """Causal attention, full or in a sliding window.
+    """Causal attention, full or in a sliding window; or one that reads to both sides.
 
     Args:
         q: [n_heads, n, d] queries at the last n positions of k.
@@ -37,6 +38,7 @@ def causal_attention(
         is_chunked: they begin at the last multiple of the window.
         soft_cap: bound of the logits, cap * tanh(logit / cap); None for none.
         sinks: [n_heads] logits that take part in the softmax and have no value.
+        is_causal: else a query sees as many positions behind it as before it.
 
     Returns:
         [n_heads, n, value_dim].
@@ -45,6 +47,8 @@ def causal_attention(
     n = q.shape[1]
     query_pos = np.arange(n_keys - n, n_keys)
     distance = query_pos[:, None] - np.arange(n_keys)[None, :]
+    if not is_causal:
+        distance = np.abs(distance)
     visible = (distance >= 0) & (distance < (n_keys if window is None else window))
     if window is not None and is_chunked:
         visible &= np.arange(n_keys)[None, :] >= (query_pos // window * window)[:, None]

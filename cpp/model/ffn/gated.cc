@@ -35,6 +35,7 @@ void add_gated(const LayerCall& call, MatView<float> x) {
   const MatmulInput input = call.spec().has_gate() ? begin_branch(call, x, norm, {&ffn.gate, &ffn.up}, bias)
                                                    : begin_branch(call, x, norm, {&ffn.up}, bias);
   end_branch(call, x, gate_up(call, ffn, input), ffn.down, w.ffn_post_norm);
+  norm_sum(call, x, w.ffn_sum_norm, w.ffn_sum_norm_bias);
 }
 
 MatmulInput gate_up(const LayerCall& call, const FeedForward& ffn, const MatmulInput& input) {

@@ -172,6 +172,7 @@ void add_attended(const LayerCall& call, MatView<float> x, const Qkv& qkv, MatVi
   if (spec.laurel_rank > 0) add_laurel(call, x);
   end_branch(call, x, spec.has_output_gate() ? gated() : output_input(call, attended), w.attn_output,
              w.attn_post_norm);
+  norm_sum(call, x, w.attn_sum_norm, w.attn_sum_norm_bias);
   if (spec.laurel_rank > 0) scale_branches(call, x);
 }
 
