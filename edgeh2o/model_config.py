@@ -17,7 +17,8 @@ class ModelConfig:
     An ``attention_soft_cap`` of 0 is none. ``has_key_bias`` tells of biases of the key projection.
     ``fingerprint`` names the weights, whatever their quantisation. ``has_shared_sets`` says that
     where the model computes query heads of a KV head read the same, and generated tokens read
-    everything.
+    everything. Where it is not ``is_causal`` tokens read those behind them too: texts are read for
+    their vectors, each in one call, and none is written.
     """
 
     architecture: str
@@ -32,6 +33,7 @@ class ModelConfig:
     has_key_bias: bool = False
     fingerprint: str = ""
     has_shared_sets: bool = False
+    is_causal: bool = True
 
     @property
     def layer_heads(self) -> Sequence[tuple[int, int]]:
@@ -101,7 +103,8 @@ class Xielu:
 class LayerConfig:
     """What a layer has of its own.
 
-    ``window`` counts the positions that a query sees, its own included; 0: all. If it
+    ``window`` counts the positions that a query sees, its own included, up to it, and as many
+    behind it where the model is not causal; 0: all. If it
     ``is_chunked``, those are what lies behind the last multiple of it. ``ffn_dim`` is the
     width of the feed-forward network, or of each expert. ``has_rope`` is false for layers without
     positions. A ``head_dim`` of 0 is that of the model. Keys and values are the layer's own, or
@@ -137,7 +140,8 @@ class LayerConfig:
     ``index_top_k`` a query reads so many tokens: those that score best by an indexer of
     ``index_heads`` queries and one key of ``index_key_dim`` numbers per token, or, without any,
     what the layer before has read. A layer that ``has_large_keys``, by their biases, takes no
-    products in 8 bits.
+    products in 8 bits. One without ``has_mixer_norm`` has no norm of its mixer's input where others
+    have.
     """
 
     n_heads: int
@@ -185,6 +189,7 @@ class LayerConfig:
     index_key_dim: int = 0
     index_top_k: int = 0
     has_large_keys: bool = False
+    has_mixer_norm: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,10 +252,12 @@ class DecoderConfig(ModelConfig):
     Norms are RMS norms, or LayerNorm (``centres_norms``), which may have biases where RMS norms
     have them only with ``has_norm_biases``, and no weights without ``has_norm_weights``;
     ``has_output_bias`` is of the logits. ``norm_placement`` says what of a residual branch is
-    normalised: "pre" its input, "post" its output, with ``post_norm_eps`` if that is not 0, "both";
-    embeddings are with ``norms_embeddings``, without weights, or with ``has_embedding_norm``, as
-    inputs are; where it ``is_parallel``, the network has the input of attention, normed alike or by
-    a norm of its own (``has_parallel_norm``).
+    normalised: "pre" its input, "post" its output, with ``post_norm_eps`` if that is not 0, "both",
+    or "sum", the residual stream once it was added, which needs no norm behind the last layer then
+    (``has_output_norm``); embeddings are with ``norms_embeddings``, without weights, or with
+    ``has_embedding_norm``, as inputs are, and a vector is added to them with ``has_token_type``;
+    where it ``is_parallel``, the network has the input of attention, normed alike or by a norm of
+    its own (``has_parallel_norm``).
     Queries, keys and values are clamped to ``qkv_limit`` if that is not 0, and have one vector of
     biases with ``has_joint_bias``. With ``has_sub_norms`` what attention gives, and what the
     activation of a network, is normed before the next product. With ``has_head_gains`` norms of
@@ -295,6 +302,7 @@ class DecoderConfig(ModelConfig):
     comes out, normed so, is the new state of its stack; the second's first is the embedding.
     ``pooling`` is what the file says of how vectors of texts are made of hidden rows, by its name
     in llama.cpp, "" for a number without one; ``ranking`` is of models that rank documents.
+    ``dense_modules`` are matrices that vectors are multiplied with, by their names in the file.
     """
 
     layers: tuple[LayerConfig, ...]
@@ -323,6 +331,8 @@ class DecoderConfig(ModelConfig):
     embedding_scale: float = 1.0
     norms_embeddings: bool = False
     has_embedding_norm: bool = False
+    has_token_type: bool = False
+    has_output_norm: bool = True
     post_norm_eps: float = 0.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
@@ -370,6 +380,7 @@ class DecoderConfig(ModelConfig):
     has_two_states: bool = False
     pooling: str = "none"
     ranking: RankingConfig | None = None
+    dense_modules: tuple[str, ...] = ()
 
     @property
     def own_layers(self) -> tuple[LayerConfig, ...]:

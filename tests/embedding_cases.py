@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.model.golden_cases import SHAPE
+from tests.tiny_architectures import ENCODERS
 
 FOLDER = Path(__file__).parent / "golden" / "embeddings"
 TEXT = "The quick brown fox jumps over the lazy dog, and back again; then it all begins anew."
@@ -16,9 +17,31 @@ _CASES: Mapping[str, Mapping[str, object]] = {
     "qwen3_last": {"architecture": "qwen3", "pooling_type": 3, "adds_eos": True},
     "gemma3_mean": {"architecture": "gemma3", "sliding_window": 24, "pooling_type": 1},
     "gpt2": {"architecture": "gpt2"},
+    "gemma-embedding": {
+        **{"architecture": "gemma-embedding", "n_layers": 4, "sliding_window": 10},
+        **{"sliding_window_pattern": 2, "rope_base": 1e6, "pooling_type": 1, "dense_dim": 96},
+    },
+    "gemma-embedding_plain": {
+        **{"architecture": "gemma-embedding", "n_layers": 7, "sliding_window": 7},
+        **{"rope_base": 1e6, "pooling_type": 1},
+    },
+    "llama-embed": {"architecture": "llama-embed", "pooling_type": 1},
+    "bert": {"architecture": "bert", "n_kv_heads": 4, "pooling_type": 2, "context_length": 512},
+    "nomic-bert": {"architecture": "nomic-bert", "n_kv_heads": 4, "pooling_type": 1},
+    "modern-bert": {
+        **{"architecture": "modern-bert", "n_layers": 5, "n_kv_heads": 4, "sliding_window": 12},
+        **{"sliding_window_pattern": 3, "rope_base": 16e4, "pooling_type": 2, "adds_eos": True},
+    },
+    "modern-bert_silu": {
+        **{"architecture": "modern-bert", "n_kv_heads": 4, "hidden_activation": "silu"},
+        "pooling_type": 1,
+    },
     "mamba2_cls": {"architecture": "mamba2", "pooling_type": 2},
 }
 CASES = tuple(_CASES)
+ENCODER_CASES = tuple(
+    case for case, options in _CASES.items() if options.get("architecture") in ENCODERS
+)
 
 
 def options_of(case: str) -> dict[str, object]:

@@ -82,6 +82,10 @@ class Family:
         has_adjugates: neighbouring experts share others.
         has_equal_shared: there is a shared expert as wide as the others.
         has_temperature_length: files say after how many positions queries grow.
+        has_sum_norms: the residual stream is normed behind every branch, as in BERT, and so is the
+            embedding, of a token of the first type; the tokenizer is WordPiece.
+        lacks_first_norm: the embedding is normed, and the input of the first mixer is not.
+        needs_window: files say how wide windows are.
         keys: float metadata after the architecture's name. Scales and caps are far from 1 and
             small enough to show in the logits.
     """
@@ -152,6 +156,9 @@ class Family:
     has_temperature_length: bool = False
     has_equal_shared: bool = False
     has_adjugates: bool = False
+    has_sum_norms: bool = False
+    lacks_first_norm: bool = False
+    needs_window: bool = False
     keys: Mapping[str, float] = field(default_factory=dict)
 
     @property

@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 
 from tests.reference.codebook_quants import CODEBOOK_TYPES, quantize_codebook
 from tests.reference.k_quants import K_TYPES, quantize_k
-from tests.tiny_architectures import FAMILIES
+from tests.tiny_architectures import ENCODERS, FAMILIES
 from tools.tiny_models import gemma3n, recurrent
 from tools.tiny_models.experts import ROUTER_SUFFIX
 from tools.tiny_models.metadata import add_metadata
 from tools.tiny_models.model import FLOAT_TYPES, ROPE_SCALINGS, TENSOR_TYPES, PerLayer, TinyModel
 from tools.tiny_models.tensors import Tensors, random_tensors
-from tools.tiny_models.tokenizer import add_tokenizer
+from tools.tiny_models.tokenizer import add_tokenizer, add_wordpiece
 
 
 def write_tiny_model(
@@ -47,7 +47,10 @@ def write_tiny_model(
     path = Path(path)
     writer = GGUFWriter(path, model.architecture)
     add_metadata(writer, model)
-    add_tokenizer(writer, model.vocab_size, has_markers=model.has_markers)
+    if model.family.has_sum_norms:
+        add_wordpiece(writer, model.vocab_size)
+    else:
+        add_tokenizer(writer, model.vocab_size, has_markers=model.has_markers)
     tensors = random_tensors(model)
     if edit is not None:
         edit(tensors)
@@ -62,7 +65,7 @@ def write_tiny_model(
 
 def _type_of(name: str, values: NDArray[np.float32], model: TinyModel) -> str:
     vectors = (ROUTER_SUFFIX, *recurrent.VECTOR_SUFFIXES, *gemma3n.VECTOR_SUFFIXES, ".bias")
-    vectors += (".attn_q_norm.weight", ".attn_k_norm.weight")
+    vectors += (".attn_q_norm.weight", ".attn_k_norm.weight", "token_types.weight")
     if values.ndim == 1 or name.endswith(vectors):
         return "F32"
     if name.endswith(gemma3n.FLOAT_MATRICES) or name in gemma3n.STACKS:
@@ -93,7 +96,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Options of the command line, named like the fields of TinyModel."""
     parser = argparse.ArgumentParser(prog="make_tiny_model", description=__doc__.split("\n")[0])
     parser.add_argument("path", type=Path, help="file to write")
-    parser.add_argument("--architecture", choices=FAMILIES, default="llama")
+    parser.add_argument("--architecture", choices=[*FAMILIES, *ENCODERS], default="llama")
     parser.add_argument("--tensor-type", choices=TENSOR_TYPES, default="F32")
     parser.add_argument("--embedding-type", choices=TENSOR_TYPES)
     for item in fields(TinyModel):

@@ -123,7 +123,7 @@ def execute(args: argparse.Namespace) -> int:
         for number, text in enumerate(texts, 1):
             _check_text(session, text, f"text {number} of {len(texts)}: ")
 
-    with open_model(options, check=check) as (llm, bars):
+    with open_model(options, check=check, must_write=False) as (llm, bars):
         if pairs:
             rows = llm.embed(pairs, "last", normalize=False)
             bars.close()

@@ -161,12 +161,13 @@ def open_model(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     profile: MemoryProfile | None = None,
     check: Callable[[Session], None] | None = None,
+    must_write: bool = True,
 ) -> Iterator[tuple[LLM, ProgressBars]]:
     """Loads the model, showing its progress; closes both at the end.
 
     A known model that is missing is fetched first. ``chat_template`` takes the place of the model's
     own, ``chat_template_kwargs`` are its variables; ``profile`` follows the progress; ``check`` is
-    that of ``LLM``.
+    that of ``LLM``. Unless it ``must_write`` a model may be one that makes vectors only.
     """
     from ..formats.model_cache import resolve_model
     from ..llm import LLM
@@ -180,6 +181,14 @@ def open_model(
         bars(stage, done, total)
         if profile is not None:
             profile.on_progress(stage, done, total)
+
+    def check_all(session: Session) -> None:
+        if must_write:
+            from ..engine.request_checks import require_writing
+
+            require_writing(session.plan.config)
+        if check is not None:
+            check(session)
 
     try:
         with LLM(
@@ -203,7 +212,7 @@ def open_model(
             chat_template=chat_template,
             chat_template_kwargs=chat_template_kwargs,
             on_progress=report,
-            check=check,
+            check=check_all,
         ) as llm:
             if options.verbose:
                 bars.close()

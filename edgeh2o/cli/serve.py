@@ -233,9 +233,12 @@ def _serve(
     with open_sockets(hosts, args.port) as listening, ExitStack() as stack:
         loading = stack.enter_context(ExitStack())
         loading.enter_context(LoadingNotice(listening))
-        _, bars = stack.enter_context(open_model(options, check=opened.append, **template))
+        _, bars = stack.enter_context(
+            open_model(options, check=opened.append, must_write=False, **template)
+        )
         bars.close()
-        opened[0].check_options(settings.sampling)  # else every request would be refused
+        if opened[0].plan.config.is_causal:  # else there are vectors alone
+            opened[0].check_options(settings.sampling)  # else every request would be refused
         note_profile(opened[0], is_quiet=args.quiet)
         engine = AnswerEngine(
             opened[0],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ..errors import EdgeH2OError, UsageError
 from ..model_config import DecoderConfig
@@ -28,6 +28,13 @@ MOST_POWER = 64
 Embed = Callable[..., "NDArray[np.float32]"]
 
 
+class EmbeddingModel(Protocol):
+    """A loaded model whose file has what vectors are multiplied with."""
+
+    @property
+    def dense_weights(self) -> Sequence[NDArray[np.float32]]: ...
+
+
 def choose_pooling(config: ModelConfig, asked: str | None) -> str:
     """That which was asked for, else that of the model's file. Raises UsageError."""
     if not isinstance(config, DecoderConfig):
@@ -41,6 +48,8 @@ def choose_pooling(config: ModelConfig, asked: str | None) -> str:
     if config.pooling not in POOLINGS:
         is_rank = config.pooling == RANK
         cause = f"is a reranking model, which {_RANKED_BY}" if is_rank else "has an unknown pooling"
+        if is_rank and not config.is_causal:
+            cause = "is a reranking model that is not causal, by which nothing is ranked here"
         raise UsageError(
             f"the file {cause} (metadata key '{config.architecture}.pooling_type'); for vectors "
             f"say which pooling to take (--pooling): {', '.join(POOLINGS)}"
@@ -106,9 +115,9 @@ def reporting(
     return embed
 
 
-def count_read(n_tokens: int, pooling: str) -> int:
-    """Tokens of a text that are read: nothing behind the first one changes its row."""
-    return min(1, n_tokens) if pooling == "cls" else n_tokens
+def count_read(n_tokens: int, pooling: str, config: ModelConfig) -> int:
+    """Tokens of a text that are read: of a causal model none behind the first changes its row."""
+    return min(1, n_tokens) if pooling == "cls" and config.is_causal else n_tokens
 
 
 def embed_prompt(
@@ -125,7 +134,7 @@ def embed_prompt(
     sums: list[NDArray[np.float64]] = []
     for call in calls:
         tokens, is_last = token_ids[call], call.stop == end
-        n_rows = len(tokens) if pooling in ("none", "mean") else int(is_last)
+        n_rows = len(tokens) if pooling != "last" else int(is_last)
         found = embed(tokens, is_last=is_last, n_rows=n_rows)
         if pooling == "mean":
             sums.append(found.sum(axis=0, dtype=np.float64))
@@ -133,8 +142,28 @@ def embed_prompt(
             rows.append(found)
     if pooling == "mean":
         vector = np.asarray(np.sum(sums, axis=0) / end, np.float32)
+    elif pooling == "none":
+        vector = np.concatenate(rows)
     else:
-        vector = np.concatenate(rows) if pooling == "none" else rows[-1][-1]
+        vector = rows[0][0] if pooling == "cls" else rows[-1][-1]
+    if not np.isfinite(vector).all():
+        raise EdgeH2OError("a vector is not finite; the model file may be damaged")
+    return vector
+
+
+def project(
+    vector: NDArray[np.float32], model: EmbeddingModel, config: ModelConfig
+) -> NDArray[np.float32]:
+    """A vector, or rows [n, dim], as matrices of the model's file make it, if there are any.
+
+    Raises EdgeH2OError for what is not finite.
+    """
+    import numpy as np
+
+    if not isinstance(config, DecoderConfig) or not config.dense_modules:
+        return vector
+    for weights in model.dense_weights:
+        vector = vector @ weights.T
     if not np.isfinite(vector).all():
         raise EdgeH2OError("a vector is not finite; the model file may be damaged")
     return vector

@@ -48,15 +48,22 @@ def _fit_model(
 ) -> SparseAttentionConfig:
     """The attention, or dense where the model itself chooses and nothing was asked for.
 
-    Dense is what its indexer chooses from. Raises UsageError for another rule beside it.
+    Dense is what its indexer chooses from, and what reads a text to both sides. Raises UsageError
+    for another rule beside it.
     """
-    if not config.index_top_k or isinstance(attention, DenseConfig):
+    if isinstance(attention, DenseConfig) or (config.is_causal and not config.index_top_k):
         return attention
     default = make_sparse_attention(None)
     with warnings.catch_warnings():  # they were shown for what was asked for
         warnings.simplefilter("ignore")
         if attention in (default, fit_chunks(default, prefill)[0]):
             return DenseConfig()
+    if not config.is_causal:
+        raise UsageError(
+            f"tokens of this model ({config.architecture}) read those behind them too, and all of "
+            f"them: '{attention.describe()}' is for models that write; leave --attention and its "
+            "flags out"
+        )
     raise UsageError(
         f"queries of this model ({config.architecture}) read what its own indexer chooses, so that "
         f"'{attention.describe()}' would choose a second time; leave --attention and its flags out"
@@ -268,15 +275,20 @@ class RunPlan:
     def shape(self, context: int, *, all_rows: bool = False) -> SessionShape:
         """The session's sizes; a batch never exceeds the context rounded up to whole chunks.
 
+        Of a model that is not causal it is the context.
+
         Raises UsageError for a context beyond what the model has positions for.
         """
         _check_positions(self.config, context)
-        batch_size = min(self._batch_size, -(-context // self.chunk_size) * self.chunk_size)
+        chunk_size = self.chunk_size
+        batch_size = min(self._batch_size, -(-context // chunk_size) * chunk_size)
+        if not self.config.is_causal:  # a text is read in one call
+            batch_size = chunk_size = context
         percent = self._error_percent
         return SessionShape(
             max_context=context,
             batch_size=batch_size,
-            chunk_size=self.chunk_size,
+            chunk_size=chunk_size,
             cache_type=self.cache_type,
             precision=self.precision,
             threads=self.threads,

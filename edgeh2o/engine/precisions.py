@@ -26,7 +26,7 @@ class AttentionPrecisions:
         # Biases make a few dimensions of keys large, which integers hold badly: the decoder of the
         # CPU evens them out (cpp/model/key_balance.h), what an ONNX graph computes stays as it is.
         if isinstance(config, DecoderConfig):
-            is_fit = config.latent is None
+            is_fit = config.latent is None and config.is_causal
         else:
             is_fit = not config.has_key_bias
         is_fit = is_fit and device == "cpu"

@@ -31,6 +31,8 @@ def require_ranking(config: ModelConfig) -> RankingConfig:
         cause = "it is no reranking model"
         if isinstance(config, DecoderConfig) and config.pooling == RANK:
             cause = "its file calls it a reranking model, but has no tensor 'cls.output.weight'"
+        if not config.is_causal:
+            cause = "its tokens read those behind them too"
         raise UsageError(
             f"this model does not rank documents: {cause}; take a GGUF file of a causal one, such "
             "as Qwen3-Reranker, that llama.cpp's convert_hf_to_gguf.py has made"

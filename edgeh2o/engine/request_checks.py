@@ -13,6 +13,7 @@ from .speculation import refuse_drafts
 
 if TYPE_CHECKING:
     from ..attention.base import SparseAttentionConfig
+    from ..model_config import ModelConfig
     from .models import LoadedModel
     from .plan import RunPlan
 
@@ -52,6 +53,15 @@ def check_settings(
     )
 
 
+def require_writing(config: ModelConfig) -> None:
+    """Raises UsageError for a model that makes vectors of texts and writes none."""
+    if not config.is_causal:
+        raise UsageError(
+            f"this model ({config.architecture}) makes vectors of texts and writes none: use "
+            "'edgeh2o embed', LLM.embed or /v1/embeddings"
+        )
+
+
 def check_request(
     plan: RunPlan, context: int, sampling: SamplingParams, model: LoadedModel, *, has_draft: bool
 ) -> None:
@@ -59,6 +69,7 @@ def check_request(
 
     One of ``plan``, with room for ``context`` tokens.
     """
+    require_writing(plan.config)
     vocab_size = plan.config.vocab_size
     if any(token >= vocab_size for token in sampling.logit_bias or ()):
         raise UsageError(

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .._core import release_threads
 from ..attention.kept_profiles import keep_profile, merge_profiles
@@ -24,6 +24,7 @@ from .embedding import (
     count_read,
     embed_prompt,
     longest_first,
+    project,
     reporting,
     require_rows,
 )
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from ..attention.budget_table import BudgetTable
     from ..lora_config import LoraAdapter
     from .draft_sources import DraftProvider
+    from .embedding import EmbeddingModel
     from .grammar import GrammarState
     from .logits import DrawnProbabilities, LogitsProcessor
     from .models import LoadedModel
@@ -133,7 +135,8 @@ class Session:
             self.cache.use_adapters(own if lora is None else make_scales(lora, len(own)))
             pooling = choose_pooling(self.plan.config, pooling)
             prompts = [opening().encode() for opening in openings]
-            prompts = [ids[: count_read(len(ids), pooling)] for ids in prompts]
+            config = self.plan.config
+            prompts = [ids[: count_read(len(ids), pooling, config)] for ids in prompts]
             vectors: dict[int, NDArray[np.float32]] = {}
             for i in longest_first(list(map(len, prompts))):
                 vectors[i] = self._embed(prompts[i], pooling)
@@ -149,7 +152,8 @@ class Session:
         try:
             calls = plan_calls(0, n_tokens, runner)
             embed = runner.embed if report is None else reporting(runner, n_tokens, report)
-            return embed_prompt(embed, token_ids, pooling, calls)
+            vector = embed_prompt(embed, token_ids, pooling, calls)
+            return project(vector, cast("EmbeddingModel", self.model), self.plan.config)
         finally:
             runner.reset()
             release_threads()

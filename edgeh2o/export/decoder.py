@@ -31,6 +31,7 @@ MAX_ROTARY_POSITIONS = 131072
 def check_exportable(config: DecoderConfig) -> None:
     """Raises FormatError for a model that cannot be written."""
     for is_there, what in (
+        (not config.is_causal, "attention to what is behind a token"),
         (config.latent, "multi-head latent attention"),
         (config.has_streams, "several residual streams (AltUp)"),
         (config.norms_embeddings or config.post_norm_eps > 0.0, "norms of embeddings"),

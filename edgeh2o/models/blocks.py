@@ -159,6 +159,10 @@ BIASED_EXPERTS = (
     *tensors_of("dense", FEED_FORWARD),
     *tensors_of("experts", (*EXPERTS, *SHARED_EXPERT, *required(CHOICE_BIASES))),
 )
+# What ranks documents in files whose other tensors make vectors.
+CLASSIFIER = (
+    *("cls.weight", "cls.bias", "cls.norm.weight", "cls.output.weight", "cls.output.bias"),
+)
 # Of a Mamba-2 layer; the norm has a row of weights for every group of heads.
 MAMBA2 = (
     tensor("blk.{layer}.ssm_in.weight", "model_dim", "ssd_in_dim"),

@@ -33,9 +33,11 @@ from .streams import N_STREAMS, StreamRule, with_cutoffs
 from .windows import SlidingWindows, read_windows
 
 TOKENS_KEY = "tokenizer.ggml.tokens"
+TOKEN_TYPES_KEY = "tokenizer.ggml.token_type_count"
 
 SHARED_KV_KEY = "attention.shared_kv_layers"
 DRAFTING_KEY = "nextn_predict_layers"
+CAUSAL_KEY = "attention.causal"
 TOKEN_INPUT_KEY = "embedding_length_per_layer_input"
 # Tokens of each part that the table of inputs per token is loaded in.
 TOKEN_INPUT_ROWS = 16384
@@ -44,6 +46,7 @@ MAX_LAYERS = 512
 MAX_HEADS = 2**12
 MAX_HEAD_DIM = 2**13
 MAX_VOCAB = 2**24
+MAX_TOKEN_TYPES = 2**16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +82,7 @@ class Hyperparameters:
     passes: tuple[int, ...] = ()
     norms_passes: bool = False
     has_two_states: bool = False
+    n_token_types: int = 0
 
     @property
     def own_layers(self) -> tuple[LayerConfig, ...]:
@@ -118,6 +122,7 @@ class Hyperparameters:
             "hidden_pair_dim": 2 * self.model_dim,
             "ffn_dim": layer.ffn_dim,
             "n_positions": self.context_length,
+            "n_token_types": self.n_token_types,
             "n_experts": self.feed_forward.n_experts,
             "shared_ffn_dim": self.feed_forward.shared_ffn_dim,
             "adjugate_ffn_dim": self.feed_forward.adjugate_dim,
@@ -165,6 +170,8 @@ def read_hyperparameters(
     has_joint_width: bool = False,
     has_loops: bool = False,
     has_two_stacks: bool = False,
+    is_causal: bool = True,
+    has_token_types: bool = False,
 ) -> Hyperparameters:
     """Reads ``<architecture>.*`` keys. Raises ``FormatError`` that names the key and its range."""
     n_layers = metadata.get_int(f"{architecture}.block_count", minimum=1, maximum=MAX_LAYERS)
@@ -177,7 +184,7 @@ def read_hyperparameters(
         key = f"{architecture}.{DRAFTING_KEY}"
         n_drafting = metadata.get_int(key, minimum=0, maximum=n_layers - 1, default=0)
     keys = ArchitectureKeys(metadata, architecture, n_layers - n_drafting, n_drafting)
-    _refuse_encoders(keys)
+    _check_causality(keys, is_causal=is_causal)
     check_sections(keys, rope)
     has_one_branch = hybrid is not None and (hybrid.has_one_branch or not hybrid.has_attention)
     feed_forward = read_feed_forward(keys, experts, may_be_missing=has_one_branch)
@@ -262,6 +269,9 @@ def read_hyperparameters(
         n_drafting_layers=n_drafting,
         latent=layout,
         laurel_rank=streams.laurel_rank if streams is not None else 0,
+        n_token_types=metadata.get_int(TOKEN_TYPES_KEY, minimum=1, maximum=MAX_TOKEN_TYPES)
+        if has_token_types
+        else 0,
     )
 
 
@@ -303,12 +313,18 @@ def _read_layers(
     return layers if hybrid is None else replace_attention(keys, hybrid, layers)
 
 
-def _refuse_encoders(keys: ArchitectureKeys) -> None:
-    if not keys.metadata.get_bool(keys.full("attention.causal"), default=True):
+def _check_causality(keys: ArchitectureKeys, *, is_causal: bool) -> None:
+    says_causal = keys.metadata.get_bool(keys.full(CAUSAL_KEY), default=is_causal)
+    if is_causal and not says_causal:
         raise FormatError(
-            f"{keys.quoted('attention.causal')} is false: this is an encoder, whose tokens read "
-            "those behind them too; use a decoder model, for vectors of texts such as "
-            "Qwen3-Embedding"
+            f"{keys.quoted(CAUSAL_KEY)} is false: tokens of this model read those behind them too, "
+            "which is not supported for this architecture; for vectors of texts use such as "
+            "EmbeddingGemma, or a causal model such as Qwen3-Embedding"
+        )
+    if says_causal and not is_causal:
+        raise FormatError(
+            f"{keys.quoted(CAUSAL_KEY)} is true, but tokens of models of this architecture read "
+            "those behind them too; the file was converted wrongly"
         )
 
 

@@ -14,6 +14,16 @@ from .spec import ArchitectureSpec, register_architecture
 from .tensors import tensors_of
 from .windows import SlidingWindows
 
+TENSORS = (
+    *blocks.EMBEDDINGS,
+    *blocks.PRE_NORMS,
+    *blocks.ATTENTION,
+    *blocks.QKV_BIASES,
+    *blocks.ATTENTION_OUTPUT_BIAS,
+    *tensors_of("dense", (*blocks.FEED_FORWARD, *blocks.FEED_FORWARD_BIASES)),
+    *tensors_of("experts", blocks.EXPERTS),
+)
+
 register_architecture(
     ArchitectureSpec(
         name="llama",
@@ -22,14 +32,6 @@ register_architecture(
         activation="silu",
         windows=SlidingWindows(),
         experts=ExpertRule(has_own_width=False, is_optional=True),
-        tensors=(
-            *blocks.EMBEDDINGS,
-            *blocks.PRE_NORMS,
-            *blocks.ATTENTION,
-            *blocks.QKV_BIASES,
-            *blocks.ATTENTION_OUTPUT_BIAS,
-            *tensors_of("dense", (*blocks.FEED_FORWARD, *blocks.FEED_FORWARD_BIASES)),
-            *tensors_of("experts", blocks.EXPERTS),
-        ),
+        tensors=TENSORS,
     )
 )

@@ -14,6 +14,7 @@ from ..formats.model_tensors import ModelTensors
 from ..model_config import DecoderConfig
 from ..rope_config import ROPE_OF_FILE, RopeConfig
 from . import blocks
+from .dense_modules import DENSE_TENSORS, read_dense_modules
 from .experts import (
     BIAS_TENSORS,
     DENSE_KEY,
@@ -51,6 +52,9 @@ from .tensors import TensorBinding
 
 _IMATRIX = "imatrix"
 OUTPUT_TENSOR, OUTPUT_BIAS = "output.weight", "output.bias"
+TYPES_TENSOR = "token_types.weight"
+FIRST_NORM = "blk.0.attn_norm.weight"
+ACTIVATION_KEY = "hidden_activation"
 QK_NORM_TENSOR = "blk.0.attn_q_norm.weight"
 # As llama.cpp numbers them.
 _POOLINGS = {0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"}
@@ -76,19 +80,23 @@ def read_model(
             shape = _mark_dense(gguf, shape)
         if spec.hybrid is not None and spec.hybrid.mixer == "rwkv7":
             shape = _mark_head_norms(gguf, shape)
+        if spec.has_optional_first_norm and FIRST_NORM not in gguf.tensors:
+            first, *others = shape.layers
+            shape = replace(shape, layers=(replace(first, has_mixer_norm=False), *others))
         refuse_unread(gguf.metadata, spec.name, _optional_keys(spec))
         factors = [name for name in (spec.rope_factors, *(spec.long_rope_factors or ())) if name]
         n_layers = len(shape.layers)
         drafting = tuple(f"blk.{n_layers + i}." for i in range(shape.n_drafting_layers))
         left_out = [name for name in gguf.tensors if drafting and name.startswith(drafting)]
         ranking = [RANK_TENSOR] if spec.can_rank else []
+        modules = list(DENSE_TENSORS) if spec.has_dense_modules else []
         bindings = bind_joined(
             gguf.tensors,
             spec.rules(shape, is_fused=FUSED_TENSOR in gguf.tensors),
             shape,
             architecture=spec.name,
             interleaved=spec.qk_row_order == "interleaved",
-            read_elsewhere=[*factors, *left_out, *spec.unused_tensors, *ranking],
+            read_elsewhere=[*factors, *left_out, *spec.unused_tensors, *ranking, *modules],
         )
         if cause := check_logit_scaling(shape.rope_scaling):
             raise FormatError(f"{cause} is not supported for the architecture {spec.name!r}")
@@ -207,6 +215,8 @@ def _make_config(
         post_norm_eps=spec.post_norm_eps,
         norms_embeddings=spec.norms_embeddings,
         has_embedding_norm=spec.has_embedding_norm,
+        has_token_type=spec.has_token_types and TYPES_TENSOR in gguf.tensors,
+        has_output_norm=spec.has_output_norm,
         centres_norms=spec.norm == "layer",
         has_norm_weights=spec.has_norm_weights,
         has_norm_biases=spec.norm == "biased_rms",
@@ -223,7 +233,7 @@ def _make_config(
         temperature_period=shape.temperature_period if shape.temperature_scale else 0,
         temperature_offset=1 if spec.rope.unrotated_temperature else 0,
         grows_unrotated=spec.rope.unrotated_temperature is not None,
-        activation=spec.activation,
+        activation=_read_activation(gguf.metadata, spec),
         attention_scale=(spec.attention_scale or 1.0 / math.sqrt(logit_dim or 1))
         * logit_factor(shape.rope_scaling),
         latent=latent,
@@ -245,8 +255,23 @@ def _make_config(
         has_two_states=shape.has_two_states,
         pooling=_read_pooling(gguf.metadata, spec),
         ranking=read_ranking(gguf, spec.name, shape.model_dim) if spec.can_rank else None,
+        is_causal=spec.is_causal,
+        dense_modules=read_dense_modules(gguf, shape.model_dim) if spec.has_dense_modules else (),
         **_read_frequencies(gguf, spec, shape),
     )
+
+
+def _read_activation(metadata: Metadata, spec: ArchitectureSpec) -> str:
+    key = f"{spec.name}.{ACTIVATION_KEY}"
+    if not spec.named_activations or key not in metadata:
+        return spec.activation
+    name = metadata.get_str(key)
+    if name not in spec.named_activations:
+        raise FormatError(
+            f"metadata key {quote(key)} is {quote(name)}, which is not supported; supported: "
+            f"{', '.join(spec.named_activations)}"
+        )
+    return spec.named_activations[name]
 
 
 def _read_pooling(metadata: Metadata, spec: ArchitectureSpec) -> str:

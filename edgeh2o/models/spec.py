@@ -50,8 +50,11 @@ class ArchitectureSpec:
         unused_tensors: those that files may have and nothing is computed with.
         norm_placement, is_parallel, qk_norm, qk_norm_after_rope, activation: see ``DecoderConfig``.
         has_optional_qk_norm: files may lack the norms of queries and keys.
+        has_optional_first_norm: they may lack the norm of the first mixer's input.
+        named_activations: what ``activation`` is by the key of it, if files have that.
         norms_rotated: see ``DecoderConfig``; not so the model with ``n_unnormed_experts`` experts,
             as no key says.
+        is_causal: see ``DecoderConfig``.
         norm: "rms" norms, also with biases ("biased_rms"), or "layer" norms, which may have some.
         rope: which layers have a rotary embedding, and what else files say of it.
         rope_factors: optional tensor of frequency divisors.
@@ -70,8 +73,8 @@ class ArchitectureSpec:
         scales_embedding_by_width: embeddings are multiplied by ``sqrt(model_dim)``.
         depth_scales: scales that follow from width and depth, which files do not say; None: none.
         attention_scale: factor of attention logits; None: one over the root of the head size.
-        norms_embeddings, has_embedding_norm, post_norm_eps, norms_values, has_sinks,
-            has_output_scale: see ``DecoderConfig``.
+        norms_embeddings, has_embedding_norm, has_output_norm, post_norm_eps, norms_values,
+            has_sinks, has_output_scale: see ``DecoderConfig``.
         has_sub_norms, has_head_gains, output_gate, head_gate: see there too.
         shares_kv: the last layers may read the keys and values of others.
         has_token_inputs: layers may have inputs of their own per token.
@@ -80,7 +83,9 @@ class ArchitectureSpec:
             that they compute goes into the answer.
         can_draft: where there is one such layer, with attention, it may do so; else they are left
             out.
+        has_token_types: files may have vectors for types of tokens, of which the first is taken.
         can_rank: files may have a matrix that ranks documents.
+        has_dense_modules: files may have matrices that vectors are multiplied with.
         has_position_table: positions are rows of a table, added to embeddings.
         has_joint_width: files give the widths of gate and up together as that of the network.
         has_loops: files may say that their layers are gone through several times.
@@ -97,7 +102,8 @@ class ArchitectureSpec:
     qk_row_order: Literal["interleaved", "half_split"]
     activation: str
     norm: Literal["rms", "biased_rms", "layer"] = "rms"
-    norm_placement: Literal["pre", "post", "both"] = "pre"
+    norm_placement: Literal["pre", "post", "both", "sum"] = "pre"
+    is_causal: bool = True
     has_norm_weights: bool = True
     is_parallel: bool = False
     has_parallel_norm: bool = False
@@ -107,6 +113,7 @@ class ArchitectureSpec:
     qk_norm: Literal["none", "head", "own_head", "projection"] = "none"
     qk_norm_after_rope: bool = False
     has_optional_qk_norm: bool = False
+    has_optional_first_norm: bool = False
     norms_rotated: bool = False
     n_unnormed_experts: int | None = None
     rope: RopeRule = PLAIN_ROPE
@@ -124,6 +131,8 @@ class ArchitectureSpec:
     scales_embedding_by_width: bool = False
     norms_embeddings: bool = False
     has_embedding_norm: bool = False
+    has_output_norm: bool = True
+    has_token_types: bool = False
     post_norm_eps: float = 0.0
     depth_scales: DepthScales | None = None
     attention_scale: float | None = None
@@ -140,10 +149,12 @@ class ArchitectureSpec:
     has_drafting_layers: bool = False
     can_draft: bool = False
     can_rank: bool = False
+    has_dense_modules: bool = False
     has_position_table: bool = False
     has_joint_width: bool = False
     has_loops: bool = False
     has_two_stacks: bool = False
+    named_activations: Mapping[str, str] = field(default_factory=dict)
     refused_depths: Mapping[int, str] = field(default_factory=dict)
     n_layers_scaled_by_width: int | None = None
 
@@ -171,6 +182,8 @@ class ArchitectureSpec:
             has_joint_width=self.has_joint_width,
             has_loops=self.has_loops,
             has_two_stacks=self.has_two_stacks,
+            is_causal=self.is_causal,
+            has_token_types=self.has_token_types,
         )
         if (depth := len(shape.layers)) in self.refused_depths:
             raise FormatError(
@@ -204,10 +217,9 @@ _OTHERS = {
         ),
         ("controlvector", "it is a control vector, which is not applied; give a model"),
         (
-            "bert modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 "
-            "eurobert gemma-embedding llama-embed t5encoder",
+            "nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert t5encoder",
             "its tokens read those behind them too (attention that is not causal); for vectors of "
-            "texts give a causal model, such as Qwen3-Embedding",
+            "texts give such as EmbeddingGemma or Qwen3-Embedding",
         ),
     )
     for name in names.split()

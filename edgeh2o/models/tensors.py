@@ -49,7 +49,8 @@ class TensorRule:
     last. Layers that share keys and values leave out what is ``of_kv``, or have it for nothing.
     ``is_vectors``: rows are vectors, not a matrix. Only layers ``of`` a kind have it, if one is
     named: a mixer, "experts" and "dense" in a mixture of experts with layers of both, "indexer",
-    "shared_values" (of RWKV-7's layers behind the first), "wkv_gates" or "wkv_norms".
+    "shared_values" (of RWKV-7's layers behind the first), "wkv_gates", "wkv_norms" or "mixer_norm"
+    (layers that have one).
     ``groups`` names the number of groups of rows, each of which has two halves: the core has the
     second halves of all groups first if ``swaps_halves``, else the first. ``tail_of`` names the
     size of a head whose last rows are those that RoPE turns, of a matrix that is ``rotated``,
@@ -293,6 +294,7 @@ def _kinds(layer: LayerConfig) -> tuple[str, ...]:
         ("shared_values", layer.wkv_value_rank),
         ("wkv_gates", layer.wkv_gate_rank),
         ("wkv_norms", layer.wkv_norms_heads),
+        ("mixer_norm", layer.has_mixer_norm),
     ]
     own = [name for name, is_there in more if is_there]
     return layer.mixer, "dense" if layer.is_dense else "experts", *own

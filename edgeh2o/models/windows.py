@@ -33,6 +33,8 @@ class SlidingWindows:
         has_plain_rope: RoPE scaling is only for the layers with full attention.
         is_chunked: a query sees the chunk of so many positions that it is in, up to its own. Files
             may say that there are none, by a width of 0.
+        is_width_required: the file must say how wide they are.
+        is_symmetric: a query sees half of the width before it and half of it behind it.
     """
 
     full_every: int = 0
@@ -45,6 +47,8 @@ class SlidingWindows:
     rope_base: float | None = None
     has_plain_rope: bool = False
     is_chunked: bool = False
+    is_width_required: bool = False
+    is_symmetric: bool = False
 
     @property
     def may_be_whole(self) -> bool:
@@ -56,12 +60,13 @@ class SlidingWindows:
 def read_windows(keys: ArchitectureKeys, rule: SlidingWindows | None) -> tuple[int, ...]:
     """Width of the window of every layer, 0 for none.
 
-    A query at position ``i`` of a layer with one sees positions ``i - width + 1`` to ``i``.
+    A query at position ``i`` of a layer with one sees positions ``i - width + 1`` to ``i``, or, of
+    one that is symmetric, to ``i + width - 1``.
     """
     default = 0
     if rule and rule.default and rule.n_layers_by_default in (0, keys.n_layers):
         default = rule.default
-    is_required = rule is not None and rule.is_required
+    is_required = rule is not None and (rule.is_required or rule.is_width_required)
     may_be_none = rule is None or rule.is_chunked or not default
     window = keys.integer(
         WINDOW_KEY,
@@ -80,7 +85,8 @@ def read_windows(keys: ArchitectureKeys, rule: SlidingWindows | None) -> tuple[i
         )
     if rule.is_required and not keys.has(PATTERN_KEY):
         raise FormatError(f"{keys.quoted(PATTERN_KEY)} is missing; the file is incomplete")
-    return tuple(window * has_window for has_window in _read_pattern(keys, rule))
+    width = window // 2 + 1 if rule.is_symmetric else window
+    return tuple(width * has_window for has_window in _read_pattern(keys, rule))
 
 
 def _read_pattern(keys: ArchitectureKeys, rule: SlidingWindows) -> tuple[bool, ...]:

@@ -71,6 +71,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
         "has_sub_norms": config.has_sub_norms,
         "has_head_gains": config.has_head_gains,
         "residual_scale": config.residual_scale,
+        "is_causal": config.is_causal,
     }
     if config.latent is not None:
         sizes = asdict(config.latent)
@@ -87,6 +88,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
             centres_norms=config.centres_norms,
             has_norm_weights=config.has_norm_weights,
             has_norm_biases=config.has_norm_biases,
+            has_output_norm=config.has_output_norm,
             ropes=ropes,
             layers=[layers[layer] for layer in config.own_layers],
             passes=list(config.passes),
@@ -95,6 +97,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
             embedding_scale=config.embedding_scale,
             norms_embeddings=config.norms_embeddings,
             has_embedding_norm=config.has_embedding_norm,
+            has_token_type=config.has_token_type,
             logit_scale=config.logit_scale,
             logit_soft_cap=config.logit_soft_cap,
             tied_embeddings=config.tied_embeddings,

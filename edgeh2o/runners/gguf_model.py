@@ -169,9 +169,20 @@ class GgufModel:
         Read from the file that is open still, where ``config.ranking`` says that it has them.
         Raises FormatError and ResourceError for a file that cannot be read any more.
         """
+        return self._dequantize(RANK_TENSOR)
+
+    @cached_property
+    def dense_weights(self) -> list[NDArray[np.float32]]:
+        """What vectors are multiplied with, [rows, cols] each; see ``config.dense_modules``.
+
+        Raises FormatError and ResourceError for a file that cannot be read any more.
+        """
+        return [self._dequantize(name) for name in self.config.dense_modules]
+
+    def _dequantize(self, name: str) -> NDArray[np.float32]:
         from .. import _kernels
 
-        info = self._file.tensors[RANK_TENSOR]
+        info = self._file.tensors[name]
         data, isa = self._file.tensor_bytes(info), _core.active_isa()
         rows = _kernels.Weights(isa, info.type_name, data, info.rows, info.cols)
         return rows.dequantize()

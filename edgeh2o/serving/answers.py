@@ -18,6 +18,7 @@ from ..engine.logits import (
     TopLogProbabilities,
 )
 from ..engine.prompt import Prompt
+from ..engine.request_checks import require_writing
 from ..engine.saved_plan import plan_of_fingerprint
 from .answer_pieces import AnswerPieces, record_token
 from .api_error import ApiError, PromptTooLongError
@@ -112,6 +113,7 @@ class AnswerEngine:
         ``emit`` of progress is called in the scheduler's thread. Raises ApiError and the engine's
         errors, CancelledError once ``ticket`` is cancelled.
         """
+        require_writing(self.pool.plan.config)
         form, scales = self._grammar_of(request), self.adapters.scales_of(request)
         grammar = None if form is None else self.grammars.compile(form)
         processor, top = self._processors(request)

@@ -6,10 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..engine.context_size import rotate_alike
-from ..engine.embedding import count_read, embed_prompt, longest_first, require_rows
+from ..engine.embedding import (
+    count_read,
+    embed_prompt,
+    longest_first,
+    project,
+    require_rows,
+)
 from ..engine.memory_fit import check_start
 from ..runners.base import use_small_pages
 from .api_error import PromptTooLongError
@@ -20,6 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ..engine.embedding import EmbeddingModel
     from ..engine.plan import RunPlan
     from ..runners.base import EmbeddingRunner
     from .conversations import ConversationPool
@@ -42,7 +49,8 @@ def embed_prompts(
     for ids in prompts:
         if len(ids) > pool.context_limit:
             raise PromptTooLongError(len(ids), pool.context_limit)
-    read = [ids[: count_read(len(ids), pooling)] for ids in prompts]
+    config = pool.plan.config
+    read = [ids[: count_read(len(ids), pooling, config)] for ids in prompts]
     vectors: dict[int, NDArray[np.float32]] = {}
     running: RunPlan | None = None
     with ExitStack() as held:
@@ -97,4 +105,5 @@ def _embed(
 
     with pool.scheduler.reading():
         calls = (slice(*ends_of_call) for ends_of_call in pairwise([0, *ends]))
-        return embed_prompt(embed, ids, pooling, calls)
+        vector = embed_prompt(embed, ids, pooling, calls)
+    return project(vector, cast("EmbeddingModel", pool.model.model), plan.config)

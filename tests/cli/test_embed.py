@@ -203,3 +203,26 @@ def test_serve_refuses_an_unknown_pooling_before_it_loads(
 ) -> None:
     assert main(["serve", "missing.gguf", "--pooling", "max"]) == 2
     assert "pooling 'max' is unknown" in capsys.readouterr().err
+
+
+def test_models_that_read_to_both_sides(
+    tiny_model: TinyModelFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are embedded, and every verb that writes or measures writing refuses them at once."""
+    model = str(tiny_model(architecture="gemma-embedding", n_layers=2, pooling_type=1))
+    with LLM(model) as llm:
+        expected = llm.embed(TEXTS)
+    told = run(capsys, model, "-p", "\n".join(TEXTS), "--embd-output-format", "array")
+    np.testing.assert_allclose(json.loads(told), expected, atol=1e-6)
+    text = tmp_path / "text.txt"
+    text.write_text("all that is " * 400)
+    for words in (
+        ("run", model, "-p", "a"),
+        ("chat", model),
+        ("bench", model, "-p", "16", "-n", "0"),
+        ("perplexity", model, "-f", str(text)),
+    ):
+        assert main([*words]) == 2
+        assert "makes vectors of texts and writes none: use 'edgeh2o embed'" in (
+            capsys.readouterr().err
+        )

@@ -13,6 +13,7 @@ from edgeh2o.models import registered_architectures
 from edgeh2o.runners.native import NativeModelFile
 from tests.model.golden_cases import CASES, CONTEXT, options_of
 from tests.model.goldens import FOLDER, log_softmax, tolerance_of
+from tests.tiny_architectures import ENCODERS
 from tests.tiny_models import TinyModelFactory
 from tools.tiny_models.model import TinyModel
 
@@ -35,7 +36,7 @@ def make_session(path: Path, chunk_size: int) -> _core.Sequence:
 
 def test_every_architecture_has_a_golden() -> None:
     architectures = {TinyModel(**options_of(case)).architecture for case in CASES}
-    assert architectures == set(registered_architectures())
+    assert architectures == set(registered_architectures()) - set(ENCODERS)  # which have vectors
     assert {path.stem for path in FOLDER.glob("*.npz")} == set(CASES)
     assert set(json.loads((FOLDER / "versions.json").read_text())) == set(CASES)
 

@@ -36,7 +36,11 @@ WRONG_KEYS = [
     ("general.architecture", string("xyz\x1b[2J"), r"'xyz\\x1b\[2J'.*supported: .*llama"),
     ("general.architecture", string("bitnet-b1.58"), r"'bitnet-b1\.58'.*Microsoft's bitnet\.cpp"),
     ("general.architecture", string("clip"), r"'clip'.*images or sound .* \(mmproj\); give the f"),
-    ("general.architecture", string("nomic-bert"), "for vectors of texts give a causal model"),
+    (
+        "general.architecture",
+        string("neo-bert"),
+        "for vectors of texts give such as EmbeddingGemma",
+    ),
     ("general.architecture", string("controlvector"), "it is a control vector, which is not appl"),
     ("general.type", string("imatrix"), r"an importance matrix \(imatrix\) and no model; give"),
     ("general.architecture", string("LLAMA"), "'LLAMA'.*not supported"),

@@ -24,6 +24,7 @@ from edgeh2o.serving.ticket import Ticket
 from tests.serving.answering import answer, request_of, tokens_of
 from tests.serving.conftest import SMALL_CALLS, RunningServer, StartServer, open_engine
 from tests.serving.fetching import Reply, ask, fetch
+from tests.tiny_models import TinyModelFactory
 
 TEXTS = ["the thing is there", "all that", "and it is the thing for all"]
 Rows = np.ndarray[Any, np.dtype[np.float32]]
@@ -230,3 +231,33 @@ def test_a_request_ends_when_its_time_is_up_or_its_client_goes(start_server: Sta
     connection.close()
     assert post(server, "/v1/embeddings", input="a").status_code == 200
     assert server.stop() == 0
+
+
+def test_models_that_write_none(start_server: StartServer, tiny_model: TinyModelFactory) -> None:
+    """Vectors are those of Python; requests for texts say what to ask for, and the server stays."""
+    model = tiny_model(
+        architecture="gemma-embedding", n_layers=2, pooling_type=1, dense_dim=96, context_length=300
+    )
+    server = start_server(model=model)
+    long = list(range(5, 300)) + [7] * 5
+    with LLM(model) as llm:
+        expected = llm.embed([*TEXTS, long])
+    said = ask(server, "/v1/embeddings", {"input": [*TEXTS]})
+    found = np.array([each["embedding"] for each in said["data"]])
+    np.testing.assert_allclose(found, expected[:3], atol=1e-6)
+    said = ask(server, "/v1/embeddings", {"input": [long]})
+    np.testing.assert_allclose(said["data"][0]["embedding"], expected[3], atol=1e-6)
+    reply = post(server, "/v1/embeddings", input=[[*long, 7]])
+    assert reply.status_code == 400 and "301 tokens" in reply.text
+    messages = [{"role": "user", "content": "a"}]
+    for path, body in (
+        ("/v1/chat/completions", {"messages": messages}),
+        ("/v1/chat/completions", {"messages": messages, "stream": True}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/completions", {"prompt": "a", "echo": True, "logprobs": 1, "max_tokens": 0}),
+        ("/completion", {"prompt": "a"}),
+    ):
+        reply = post(server, path, **body)
+        assert "makes vectors of texts and writes none" in reply.text, path
+        assert reply.status_code == 400, path
+    assert ask(server, "/v1/embeddings", {"input": TEXTS[0]})["data"]

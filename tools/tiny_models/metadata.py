@@ -40,6 +40,15 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         key = f"{model.architecture}.classifier.output_labels"
         writer.add_array(key, list(model.rank_labels))
         writer.add_string("tokenizer.chat_template.rerank", RANK_TEMPLATE)
+    if model.hidden_activation is not None:
+        writer.add_string(f"{model.architecture}.hidden_activation", model.hidden_activation)
+    if model.family.has_sum_norms:
+        writer.add_token_type_count(2)
+    if not model.is_causal:
+        writer.add_causal_attention(False)
+    if model.dense_dim:
+        writer.add_dense_features_dims("dense_2", model.model_dim, model.dense_dim)
+        writer.add_dense_features_dims("dense_3", model.dense_dim, model.model_dim)
     if model.adds_eos:
         writer.add_add_eos_token(True)
     writer.add_embedding_length(model.model_dim)
@@ -144,7 +153,7 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     window = model.sliding_window
     family = model.family
     has_pattern = family.is_gemma4 or family.is_gemma3n or family.has_window_pattern
-    if window is None and has_pattern:
+    if window is None and (has_pattern or family.needs_window):
         window = 24  # the key must be there
     if window is not None:
         writer.add_sliding_window(window)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from tests.reference.codebook_quants import CODEBOOK_TYPES
 from tests.reference.k_quants import K_TYPES
-from tests.tiny_architectures import FAMILIES
+from tests.tiny_architectures import ENCODERS, FAMILIES
 from tests.tiny_family import Family
 from tools.tiny_models.tokenizer import vocabulary
 
@@ -86,6 +86,8 @@ class TinyModel:
         n_drafting_layers: layers that guess tokens ahead (MTP), of qwen35 and qwen35moe.
         is_fused: Q, K and V are one matrix.
         joins_experts: gate and up of experts are one matrix.
+        dense_dim: width between the matrices that vectors go through; 0 for none.
+        hidden_activation: name of that of the gates, of modern-bert; None for no key.
         n_high_cycles, n_low_cycles: of hrm_text, which has n_layers in each of its stacks.
         n_loops, skips_loop_norm: how often layers are gone through, and whether the residual stream
             is not normed in between, of nanbeige.
@@ -184,13 +186,19 @@ class TinyModel:
     n_loops: int = 1
     skips_loop_norm: bool = False
     joins_experts: bool = False
+    dense_dim: int = 0
+    hidden_activation: str | None = None
 
     @property
     def family(self) -> Family:
-        family = FAMILIES[self.architecture]
+        family = FAMILIES.get(self.architecture) or ENCODERS[self.architecture]
         if self.is_mixture:
             return replace(family, has_experts=True, has_expert_width=False)
         return family
+
+    @property
+    def is_causal(self) -> bool:
+        return self.architecture not in ENCODERS
 
     @property
     def n_stored_layers(self) -> int:
@@ -280,8 +288,9 @@ class TinyModel:
         for name in (self.tensor_type, self.embedding_type or self.tensor_type):
             if name not in TENSOR_TYPES:
                 raise ValueError(f"{name} is not one of {', '.join(TENSOR_TYPES)}")
-        if self.architecture not in FAMILIES:
-            raise ValueError(f"architecture is one of {', '.join(FAMILIES)}")
+        known = [*FAMILIES, *ENCODERS]
+        if self.architecture not in known:
+            raise ValueError(f"architecture is one of {', '.join(known)}")
         if self.rope_scaling not in (None, *ROPE_SCALINGS):
             raise ValueError(f"rope_scaling is None or one of {', '.join(ROPE_SCALINGS)}")
         for name in LAYER_OPTIONS:

@@ -37,6 +37,12 @@ def random_tensors(model: TinyModel) -> Tensors:
         _add_token_inputs(normal, model)
     for layer in range(model.n_stored_layers):
         _add_layer(tensors, normal, model, layer)
+    if model.dense_dim:
+        for number, rows, cols in (
+            (2, model.dense_dim, model.model_dim),
+            (3, model.model_dim, model.dense_dim),
+        ):
+            normal(f"dense_{number}.weight", rows, cols, std=cols**-0.5)
     if model.rank_labels:
         normal("cls.output.weight", len(model.rank_labels), model.model_dim, std=0.3)
     return tensors | drafting_tensors(rng, model, _add_layer)
@@ -47,8 +53,11 @@ def _add_embeddings(normal: Callable[..., None], model: TinyModel) -> None:
     family, width = model.family, model.model_dim
     std = 2.0 * width**-0.5
     normal("token_embd.weight", model.vocab_size, width, std=std)
-    if family.has_shifted_networks:
+    if family.has_sum_norms:
+        normal("token_types.weight", 2, width, std=std)
+    if family.has_shifted_networks or family.has_sum_norms or family.lacks_first_norm:
         normal("token_embd_norm.weight", width, std=0.1, mean=1.0)
+    if family.has_shifted_networks or family.has_sum_norms:
         normal("token_embd_norm.bias", width, std=0.2)
     if family.has_position_table:
         normal("position_embd.weight", model.context_length, width, std=std)
@@ -58,7 +67,7 @@ def _add_embeddings(normal: Callable[..., None], model: TinyModel) -> None:
         normal("output.bias", model.vocab_size, std=0.5)
     if family.has_two_stacks:
         normal("hrm.z_l_init", width, std=1.0)
-    if family.has_norm_weights:
+    if family.has_norm_weights and not family.has_sum_norms:
         normal(f"{family.output_norm}.weight", width, std=0.1, mean=1.0)
     if family.has_norm_biases:
         normal(f"{family.output_norm}.bias", width, std=0.2)
@@ -94,7 +103,8 @@ def _add_layer(tensors: Tensors, normal: Callable[..., None], model: TinyModel, 
     family = model.family
     prefix = f"blk.{layer}."
     _add_norms(normal, model, prefix)
-    if family.lacks_mixers and model.mixer(layer) == "none":
+    lacks_norm = family.lacks_first_norm and layer == 0
+    if lacks_norm or (family.lacks_mixers and model.mixer(layer) == "none"):
         del tensors[f"{prefix}attn_norm.weight"]
     _add_matrices(normal, model, layer)
     if family.has_head_gains:
@@ -143,6 +153,10 @@ def _add_norms(normal: Callable[..., None], model: TinyModel, prefix: str) -> No
             normal(f"{prefix}{name}{suffix}", model.model_dim, std=0.1, mean=1.0)
             if family.has_norm_biases:
                 normal(f"{prefix}{name}.bias", model.model_dim, std=0.2)
+    if family.has_sum_norms:
+        for name in ("attn_output_norm", "layer_output_norm"):
+            normal(f"{prefix}{name}.weight", model.model_dim, std=0.1, mean=1.0)
+            normal(f"{prefix}{name}.bias", model.model_dim, std=0.2)
 
 
 def _add_matrices(normal: Callable[..., None], model: TinyModel, layer: int) -> None:

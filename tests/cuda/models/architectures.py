@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from edgeh2o.models.spec import registered_architectures
+from edgeh2o.models.spec import find_architecture, registered_architectures
 
 # What tiny models of an architecture, of all that are registered, are made with.
 ARCHITECTURES: dict[str, dict[str, object]] = {
-    **{name: {} for name in registered_architectures()},
+    **{name: {} for name in registered_architectures() if find_architecture(name).is_causal},
     "phi3": {"rotary_dim": 12},
     "openelm": {
         **{"n_layers": 3, "n_heads": (4, 2, 4), "n_kv_heads": (2, 1, 4)},
