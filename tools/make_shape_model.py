@@ -21,6 +21,7 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, LlamaFileType
 
 from edgeh2o.errors import EdgeH2OError
 from edgeh2o.formats.model_cache import resolve_model
+from tools.shape_models.encoders import add_encoder_metadata
 from tools.shape_models.experts import add_expert_metadata
 from tools.shape_models.recurrent import add_recurrent_metadata
 from tools.shape_models.shapes import SHAPES, Shape
@@ -125,6 +126,8 @@ def _add_metadata(writer: GGUFWriter, shape: Shape, vocab_size: int) -> None:
         writer.add_key_length(shape.head_dim)
         writer.add_value_length(shape.head_dim)
         writer.add_rope_dimension_count(shape.rotary_dim or shape.head_dim)
+    if shape.encoder is not None:
+        add_encoder_metadata(writer, shape, shape.encoder)
     add_recurrent_metadata(writer, shape)
     add_expert_metadata(writer, shape)
     writer.add_rope_freq_base(shape.rope_base)

@@ -35,6 +35,8 @@ GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
         ("olmoe-1b-7b", 50_304, 6_919_161_856),
         ("qwen3-30b-a3b", 151_936, 30_532_122_624),
         ("gpt-oss-20b", 201_088, 20_914_757_184),
+        ("embeddinggemma-300m", 262_144, 302_863_104),
+        ("nomic-embed-text-1.5", 30_528, 136_731_648),
     ],
 )
 def test_shapes_have_the_parameters_of_the_published_models(

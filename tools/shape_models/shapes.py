@@ -98,6 +98,17 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Encoder:
+    """A model that makes vectors and writes none; its layers are those of its architecture.
+
+    All but the last of ``window_period`` layers have a ``window``, of Gemma.
+    """
+
+    window: int = 0
+    window_period: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """Sizes and settings of a model.
 
@@ -116,6 +127,7 @@ class Shape:
         mamba1: the same of Jamba.
         linear, time_mix: what all layers of QRWKV6 have, and of ARWKV; such shapes have no heads.
         rotary_dim: rotated elements of a head; None for all.
+        encoder: of a model for vectors alone; None for others.
         n_drafting_layers: layers behind the others that guess tokens ahead (MTP), with attention.
     """
 
@@ -145,6 +157,7 @@ class Shape:
     linear: LinearAttention | None = None
     time_mix: TimeMix | None = None
     rotary_dim: int | None = None
+    encoder: Encoder | None = None
     n_drafting_layers: int = 0
 
     def attends(self, layer: int) -> bool:
@@ -421,5 +434,48 @@ SHAPES: Mapping[str, Shape] = {
         qkv_biases=True,
         experts=Experts(n_experts=32, n_used=4, has_biases=True),
         window=128,
+    ),
+    "embeddinggemma-300m": Shape(
+        architecture="gemma-embedding",
+        n_layers=24,
+        model_dim=768,
+        n_heads=3,
+        n_kv_heads=1,
+        head_dim=256,
+        ffn_dim=1152,
+        context_length=2048,
+        rope_base=1e6,
+        norm_epsilon=1e-6,
+        tied=True,
+        qk_norms="head",
+        encoder=Encoder(window=512, window_period=6),
+    ),
+    "nomic-embed-text-1.5": Shape(
+        architecture="nomic-bert",
+        n_layers=12,
+        model_dim=768,
+        n_heads=12,
+        n_kv_heads=12,
+        head_dim=64,
+        ffn_dim=3072,
+        context_length=8192,
+        rope_base=1000.0,
+        norm_epsilon=1e-12,
+        tied=True,
+        encoder=Encoder(),
+    ),
+    "bge-base": Shape(
+        architecture="bert",
+        n_layers=12,
+        model_dim=768,
+        n_heads=12,
+        n_kv_heads=12,
+        head_dim=64,
+        ffn_dim=3072,
+        context_length=512,
+        rope_base=10000.0,
+        norm_epsilon=1e-12,
+        tied=True,
+        encoder=Encoder(),
     ),
 }

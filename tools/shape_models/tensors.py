@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from gguf import GGMLQuantizationType
 from gguf.constants import GGML_QUANT_SIZES
 
+from tools.shape_models.encoders import encoder_tensors
 from tools.shape_models.experts import expert_tensors
 from tools.shape_models.recurrent import recurrent_tensors
 from tools.shape_models.shapes import Shape
@@ -53,6 +54,9 @@ def shape_tensors(shape: Shape, file_type: str, vocab_size: int) -> Iterator[Ten
         return Tensor(name, sizes, "F32")
 
     width, gemma4 = shape.model_dim, shape.gemma4
+    if shape.encoder is not None:
+        yield from encoder_tensors(shape, vocab_size, matrix, vectors)
+        return
     output_type = usual if usual in ("Q8_0", "F16") else OUTPUT_TYPE
     has_streams = gemma4 is not None and gemma4.has_streams
     if shape.rope_factor is not None or (gemma4 is not None and not has_streams):
