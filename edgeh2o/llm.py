@@ -192,8 +192,8 @@ class LLM(OpenModel):
         Euclidean length of 1. Prompts are read by the rules of those that are answered: sparse
         where that is faster, and the first long one of an unknown model makes a profile; only the
         last layer reads densely for rows that are not the last. ``DenseConfig()`` as ``attention``
-        reads all of it densely. What came before is forgotten, and a stream ends. ``lora`` as in
-        ``generate``.
+        reads all of it densely. Models whose tokens read those behind them too read a text whole,
+        and densely. What came before is forgotten, and a stream ends. ``lora`` as in ``generate``.
 
         Raises UsageError for an empty or too long text, for no texts, for an unknown pooling, for
         a model on a GPU or of ONNX, and for several texts without pooling; BusyError as ``stream``,
