@@ -138,7 +138,10 @@ def test_every_shape_is_a_file_that_opens(
     types = Counter(tensor.tensor_type.name for tensor in reader.tensors)
     assert types["Q4_0"] >= 7
     with LLM(path) as llm:
-        assert len(llm.generate("the cat", GREEDY).token_ids) == 4
+        if SHAPES[name].encoder is None:
+            assert len(llm.generate("the cat", GREEDY).token_ids) == 4
+        else:
+            assert llm.embed("the cat", "mean").shape == (llm.config.model_dim,)
 
 
 def test_bad_arguments_are_refused(
