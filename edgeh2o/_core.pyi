@@ -75,6 +75,9 @@ class DecoderConfig:
         adapter_scales: abc.Sequence[float] = ...,
         token_input_rows: int = 0,
         has_streams: bool = False,
+        n_streams: int = 0,
+        stream_rank: int = 0,
+        ngrams: Mapping[str, Any] = ...,
         reads_hidden: bool = False,
         n_guessed: int = 0,
         n_positions: int = 0,
@@ -109,6 +112,12 @@ class Model:
         cols: int,
         row_order: Buffer | None = None,
     ) -> None: ...
+    def set_ngram_rows(self, descriptor: int, type: str, offset: int, rows: int, cols: int) -> None:
+        """The table of the n-grams: ``rows`` of a file, from byte ``offset`` on, which stay there.
+
+        The descriptor may be closed afterwards. ValueError for a table of another shape than the
+        configuration has, and for a type whose rows cannot be read one by one.
+        """
     def add_update(
         self, name: str, adapter: int, rank: int, a: Buffer, a_type: str, b: Buffer, b_type: str
     ) -> None:

@@ -139,9 +139,12 @@ class LayerConfig:
     multiplies between its negative and that. With an
     ``index_top_k`` a query reads so many tokens: those that score best by an indexer of
     ``index_heads`` queries and one key of ``index_key_dim`` numbers per token, or, without any,
-    what the layer before has read. A layer that ``has_large_keys``, by their biases, takes no
-    products in 8 bits. One without ``has_mixer_norm`` has no norm of its mixer's input where others
-    have.
+    what the layer before has read; with ``index_block_tokens`` blocks of as many tokens have one
+    score, and the tokens behind the last block are read too. What comes out of a delta net is
+    multiplied by sigmoids if it ``has_delta_sigmoid``. A layer that looks n-grams up keeps
+    ``history_rows`` rows of ``history_dim`` numbers of the tokens before. A layer that
+    ``has_large_keys``, by their biases, takes no products in 8 bits.
+    One without ``has_mixer_norm`` has no norm of its mixer's input where others have.
     """
 
     n_heads: int
@@ -161,6 +164,7 @@ class LayerConfig:
     has_row_decays: bool = False
     delta_log_floor: float = 0.0
     delta_gate_rank: int = 0
+    has_delta_sigmoid: bool = False
     n_ssd_heads: int = 0
     ssd_head_dim: int = 0
     n_ssd_groups: int = 0
@@ -188,6 +192,9 @@ class LayerConfig:
     index_heads: int = 0
     index_key_dim: int = 0
     index_top_k: int = 0
+    index_block_tokens: int = 0
+    history_rows: int = 0
+    history_dim: int = 0
     has_large_keys: bool = False
     has_mixer_norm: bool = True
 
@@ -217,6 +224,29 @@ class LatentHeads:
     def head_dim(self) -> int:
         """Numbers of a query before it is brought to the space of the cached rows."""
         return self.nope_dim + self.rope_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NgramConfig:
+    """Embeddings of the last tokens together, which one layer adds to the residual streams.
+
+    Of every number of tokens from 2 to ``n_tokens``, ``n_heads_per_size`` rows of ``row_dim``
+    numbers of a table of ``n_rows``, which stays in the model's file. Row h of token t at p is
+    ``offsets[h] + (t[p] * factors[0] ^ t[p - 1] * factors[1] ^ ...) % sizes[h]``, modulo 2**64;
+    from an ``end_token`` back, and before the first token, all count as that one. What is made of
+    them is convolved over ``n_taps`` tokens, ``n_tokens`` apart.
+    """
+
+    layer: int
+    n_tokens: int
+    n_heads_per_size: int
+    row_dim: int
+    n_rows: int
+    n_taps: int
+    end_token: int
+    factors: tuple[int, ...]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
 
 
 def own_layers(layers: tuple[LayerConfig, ...], passes: tuple[int, ...]) -> tuple[LayerConfig, ...]:
@@ -300,6 +330,9 @@ class DecoderConfig(ModelConfig):
     ``norms_passes`` the residual stream is normed between them, as logits are made of it. With
     ``has_two_states`` each of two stacks has a state: the sum of both goes into a pass, and what
     comes out, normed so, is the new state of its stack; the second's first is the embedding.
+    With ``n_streams`` every token has as many residual streams, which are mixed before every
+    branch, by way of ``stream_rank`` numbers, and of which all get what it gives;
+    ``norm_placement`` is "none" then. ``ngrams`` are looked up for them.
     ``pooling`` is what the file says of how vectors of texts are made of hidden rows, by its name
     in llama.cpp, "" for a number without one; ``ranking`` is of models that rank documents.
     ``dense_modules`` are matrices that vectors are multiplied with, by their names in the file.
@@ -365,6 +398,9 @@ class DecoderConfig(ModelConfig):
     adapter_scales: tuple[float, ...] = ()
     has_output_scale: bool = False
     has_streams: bool = False
+    n_streams: int = 0
+    stream_rank: int = 0
+    ngrams: NgramConfig | None = None
     laurel_rank: int = 0
     activation: str = "silu"
     logit_soft_cap: float = 0.0

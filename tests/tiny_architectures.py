@@ -227,6 +227,15 @@ FAMILIES: Mapping[str, Family] = {
         has_experts=True,
         shared_gate=True,
     ),
+    "qwen4exp": Family(
+        pre_norms=False,
+        qk_norm="head",
+        has_delta_net=True,
+        has_sections=True,
+        has_experts=True,
+        shared_gate=True,
+        mixes_streams=True,
+    ),
     "qwen3next": Family(
         qk_norm="head",
         has_delta_net=True,

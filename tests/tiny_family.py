@@ -80,6 +80,8 @@ class Family:
         has_loops: files say how often layers are gone through.
         has_two_stacks: there are two stacks of layers, gone through by cycles.
         has_adjugates: neighbouring experts share others.
+        mixes_streams: tokens have several residual streams, which are mixed before every branch,
+            indexers score blocks, and n-grams are looked up.
         has_equal_shared: there is a shared expert as wide as the others.
         has_temperature_length: files say after how many positions queries grow.
         has_sum_norms: the residual stream is normed behind every branch, as in BERT, and so is the
@@ -159,6 +161,7 @@ class Family:
     has_sum_norms: bool = False
     lacks_first_norm: bool = False
     needs_window: bool = False
+    mixes_streams: bool = False
     keys: Mapping[str, float] = field(default_factory=dict)
 
     @property

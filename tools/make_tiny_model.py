@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tests.reference.codebook_quants import CODEBOOK_TYPES, quantize_codebook
 from tests.reference.k_quants import K_TYPES, quantize_k
 from tests.tiny_architectures import ENCODERS, FAMILIES
-from tools.tiny_models import gemma3n, recurrent
+from tools.tiny_models import gemma3n, mixed_streams, recurrent
 from tools.tiny_models.experts import ROUTER_SUFFIX
 from tools.tiny_models.metadata import add_metadata
 from tools.tiny_models.model import FLOAT_TYPES, ROPE_SCALINGS, TENSOR_TYPES, PerLayer, TinyModel
@@ -66,11 +66,16 @@ def write_tiny_model(
 def _type_of(name: str, values: NDArray[np.float32], model: TinyModel) -> str:
     vectors = (ROUTER_SUFFIX, *recurrent.VECTOR_SUFFIXES, *gemma3n.VECTOR_SUFFIXES, ".bias")
     vectors += (".attn_q_norm.weight", ".attn_k_norm.weight", "token_types.weight")
+    vectors += (".ple_norm_query.weight",)
+    vectors += mixed_streams.VECTOR_SUFFIXES
     if values.ndim == 1 or name.endswith(vectors):
         return "F32"
     if name.endswith(gemma3n.FLOAT_MATRICES) or name in gemma3n.STACKS:
         return model.tensor_type if model.tensor_type in FLOAT_TYPES else "F16"
-    if name.endswith(recurrent.SHORT_ROWS) and model.tensor_type in (*K_TYPES, *CODEBOOK_TYPES):
+    short = (*recurrent.SHORT_ROWS, mixed_streams.TABLE)
+    if model.family.mixes_streams:
+        short += mixed_streams.SHORT_ROWS
+    if name.endswith(short) and model.tensor_type in (*K_TYPES, *CODEBOOK_TYPES):
         return "Q8_0"  # rows are shorter than blocks
     if name in ("token_embd.weight", "output.weight"):
         return model.embedding_type or model.tensor_type

@@ -189,6 +189,13 @@ void bind_model(py::module_& module) {
       .def("add_update", &add_update, py::arg("name"), py::arg("adapter"), py::arg("rank"), py::arg("a"),
            py::arg("a_type"), py::arg("b"), py::arg("b_type"))
       .def("dequantize", &dequantize, py::arg("name"))
+      .def(
+          "set_ngram_rows",
+          [](Decoder& decoder, int descriptor, const std::string& type, uint64_t offset, size_t rows,
+             size_t cols) {
+            decoder.weights().set_ngram_rows(RowTable(descriptor, type, offset, rows, cols));
+          },
+          py::arg("descriptor"), py::arg("type"), py::arg("offset"), py::arg("rows"), py::arg("cols"))
       .def("finish", [](Decoder& decoder) { decoder.weights().finish(); })
       .def_property_readonly("balances_keys",
                              [](Decoder& decoder) { return decoder.weights().balances_keys(); })

@@ -88,6 +88,7 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("index_heads", layer.heads.index.n_heads);
   reader.read("index_key_dim", layer.heads.index.key_dim);
   reader.read("index_top_k", layer.heads.index.top_k);
+  reader.read("index_block_tokens", layer.heads.index.block_tokens);
   reader.read("window", layer.window);
   reader.read("is_chunked", layer.is_chunked);
   reader.read("rope", layer.rope);
@@ -122,6 +123,9 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("has_row_decays", layer.delta.decays_by_row);
   reader.read("delta_log_floor", layer.delta.log_floor);
   reader.read("delta_gate_rank", layer.delta.gate_rank);
+  reader.read("has_delta_sigmoid", layer.has_delta_sigmoid);
+  reader.read("history_rows", layer.history_rows);
+  reader.read("history_dim", layer.history_dim);
   reader.read("n_ssd_heads", layer.ssd.n_heads);
   reader.read("ssd_head_dim", layer.ssd.head_dim);
   reader.read("n_ssd_groups", layer.ssd.n_groups);
@@ -189,7 +193,8 @@ LayerSpec make_layer(const py::dict& fields) {
                      {{"pre", NormPlacement::kPre},
                       {"post", NormPlacement::kPost},
                       {"both", NormPlacement::kBoth},
-                      {"sum", NormPlacement::kSum}});
+                      {"sum", NormPlacement::kSum},
+                      {"none", NormPlacement::kNone}});
   reader.read("residual_scale", layer.residual_scale);
   reader.read("laurel_rank", layer.laurel_rank);
   reader.read("token_input_dim", layer.token_input_dim);
@@ -197,6 +202,23 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("output_scale", layer.output_scale);
   reader.finish();
   return layer;
+}
+
+NgramConfig make_ngrams(const py::dict& fields) {
+  NgramConfig ngrams;
+  FieldReader reader(fields);
+  reader.read("layer", ngrams.layer);
+  reader.read("n_tokens", ngrams.n_tokens);
+  reader.read("n_heads_per_size", ngrams.n_heads_per_size);
+  reader.read("row_dim", ngrams.row_dim);
+  reader.read("n_rows", ngrams.n_rows);
+  reader.read("n_taps", ngrams.n_taps);
+  reader.read("end_token", ngrams.end_token);
+  reader.read("factors", ngrams.factors);
+  reader.read("offsets", ngrams.offsets);
+  reader.read("sizes", ngrams.sizes);
+  reader.finish();
+  return ngrams;
 }
 
 // The layers of all passes, of those of all stacks.
@@ -244,6 +266,11 @@ DecoderConfig make_config(const py::kwargs& fields) {
   reader.read("tied_embeddings", config.tied_embeddings);
   reader.read("has_output_bias", config.has_output_bias);
   reader.read("has_streams", config.has_streams);
+  reader.read("n_streams", config.n_streams);
+  reader.read("stream_rank", config.stream_rank);
+  py::dict ngrams;
+  reader.read("ngrams", ngrams);
+  if (!ngrams.empty()) config.ngrams = make_ngrams(ngrams);
   reader.read("n_positions", config.n_positions);
   reader.read("update_rank", config.update_rank);
   reader.read("adapter_scales", config.adapter_scales);

@@ -42,6 +42,8 @@ void check_supported(const DecoderConfig& config) {
   EH2O_CHECK(config.n_positions == 0, "positions by a table do not run on a GPU yet", cure);
   EH2O_CHECK(config.is_causal(), "attention that is not causal does not run on a GPU yet", cure);
   EH2O_CHECK(!config.has_streams, "several residual streams (AltUp) do not run on a GPU yet", cure);
+  EH2O_CHECK(!config.mixes_streams(),
+             "residual streams that are mixed (hyper-connections) do not run on a GPU yet", cure);
   EH2O_CHECK(!config.norms_embeddings && config.post_norm_eps == 0.0f,
              "normed embeddings and norms with another epsilon do not run on a GPU yet", cure);
   EH2O_CHECK(config.passes.empty(), "layers that are gone through several times do not run on a GPU yet",

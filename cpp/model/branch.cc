@@ -46,7 +46,8 @@ void end_branch(const LayerCall& call, MatView<float> x, const MatmulInput& inpu
   Activations& a = call.buffers();
   const float scale = call.spec().residual_scale;
   const bool is_plain = post_norm.empty() && scale == 1.0f && linear.scale.empty();
-  const MatmulOutput output = output_of(linear, is_plain ? x.data : a.norm, x.stride, is_plain);
+  const bool is_added = is_plain && !call.config.mixes_streams();
+  const MatmulOutput output = output_of(linear, is_plain ? x.data : a.norm, x.stride, is_added);
   matmul(call.table(), input, {&output, 1}, call.products());
   if (is_plain) return;
   const MatView<float> branch{a.norm, x.rows, x.cols, x.stride};

@@ -31,7 +31,8 @@ void scale_output(const LayerCall& call, const Linear& linear, MatView<float> ou
 MatmulInput begin_branch(const LayerCall& call, MatView<float> x, const std::vector<float>& pre_norm,
                          std::initializer_list<const Linear*> layers, const std::vector<float>& bias = {});
 
-// x += residual_scale * post_norm(scale * linear(input)), without the norm if post_norm is empty.
+// x += residual_scale * post_norm(scale * linear(input)), without the norm if post_norm is empty. Where
+// streams are mixed, x is what the branch gives.
 void end_branch(const LayerCall& call, MatView<float> x, const MatmulInput& input, const Linear& linear,
                 const std::vector<float>& post_norm);
 

@@ -16,7 +16,9 @@
 #include "model/mixers/rwkv6.h"
 #include "model/mixers/rwkv7.h"
 #include "model/mixers/short_conv.h"
+#include "model/ngrams.h"
 #include "model/passes.h"
+#include "model/stream_mix.h"
 #include "model/streams.h"
 #include "model/token_inputs.h"
 #include "ops/decode_attention.h"
@@ -87,6 +89,12 @@ void Decoder::forward(Span<const Step> steps, Workspace& workspace, const Observ
 // streams, x is the prediction of the first.
 void Decoder::run_layer(const LayerCall& call, const Observer& observer) const {
   if (config_.has_streams) predict(call);
+  if (config_.mixes_streams()) {
+    if (call.spec().looks_up_ngrams()) add_ngrams(call, {&call.step, 1});
+    const size_t first = first_input_row(call);
+    mix_streams(config_, call.table(), call.layer_weights().attn_mixer, call.buffers(),
+                call.first_row + first, call.step.tokens.size - first, call.adapters);
+  }
   if (call.spec().routes_by_input) {
     const size_t first = call.first_output_row();
     route_input(call, as_const(call.x().rows_from(first, call.x().rows - first)));
@@ -121,6 +129,12 @@ void Decoder::run_layer(const LayerCall& call, const Observer& observer) const {
   const size_t rows_at_once = call.buffers().rows_at_once;
   for (size_t first = call.first_output_row(); first < x.rows; first += rows_at_once) {
     const MatView<float> rows = x.rows_from(first, std::min(rows_at_once, x.rows - first));
+    if (config_.mixes_streams()) {
+      turn_to_ffn(call, call.first_row + first, rows.rows);
+      add_ffn(call, first, rows);
+      add_to_streams(config_, call.buffers(), call.first_row + first, rows.rows);
+      continue;
+    }
     if (!call.spec().is_parallel) add_ffn(call, first, rows);
     if (config_.has_streams) {
       correct(call, first, rows);
@@ -137,6 +151,11 @@ void Decoder::run_layer(const LayerCall& call, const Observer& observer) const {
 void Decoder::run_layer_together(const LayerCall& call, Span<const Step> steps, size_t n_rows) const {
   const MatView<float> x{call.buffers().x, n_rows, config_.model_dim, config_.model_dim};
   if (config_.has_streams) for_each_step(call, steps, predict);
+  if (config_.mixes_streams()) {
+    if (call.spec().looks_up_ngrams()) add_ngrams(call, steps);
+    mix_streams(config_, call.table(), call.layer_weights().attn_mixer, call.buffers(), 0, n_rows,
+                call.adapters);
+  }
   if (call.spec().routes_by_input) route_input(call, as_const(x));
   switch (call.spec().mixer) {
     case MixerKind::kAttention:
@@ -163,6 +182,12 @@ void Decoder::run_layer_together(const LayerCall& call, Span<const Step> steps, 
       break;
     case MixerKind::kNone:
       break;
+  }
+  if (config_.mixes_streams()) {
+    turn_to_ffn(call, 0, n_rows);
+    add_ffn(call, 0, x);
+    add_to_streams(config_, call.buffers(), 0, n_rows);
+    return;
   }
   if (call.spec().ffn == FfnKind::kShifted) {
     add_shifted_together(call, steps, x);
@@ -198,6 +223,12 @@ void Decoder::add_ffn(const LayerCall& call, size_t first, MatView<float> rows) 
     case FfnKind::kNone:
       break;
   }
+}
+
+void Decoder::turn_to_ffn(const LayerCall& call, size_t first, size_t n_rows) const {
+  add_to_streams(config_, call.buffers(), first, n_rows);
+  mix_streams(config_, call.table(), call.layer_weights().ffn_mixer, call.buffers(), first, n_rows,
+              call.adapters);
 }
 
 bool Decoder::goes_together(Span<const Step> steps, size_t n_rows, Workspace& workspace) const {
@@ -251,6 +282,7 @@ void Decoder::check_steps(Span<const Step> steps, const Workspace& workspace) co
       EH2O_CHECK(token >= 0 && static_cast<size_t>(token) < config_.vocab_size, "token ", token,
                  " is outside the vocabulary of ", config_.vocab_size);
     }
+    check_tokens_before(config_, sequence);
     n_rows += n_tokens;
   }
   EH2O_CHECK(n_rows <= workspace.n_rows(), "the steps have ", n_rows, " rows, the workspace ",
@@ -303,6 +335,7 @@ void Decoder::begin_step(const Step& step, size_t first_row, Workspace& workspac
               row_norm(config_, weights_.token_norm(), weights_.token_norm_bias()), {x, {}}, a.scratch);
   }
   if (config_.has_streams) spread_streams(weights_, a, first_row, n, step.adapters());
+  if (config_.mixes_streams()) copy_to_streams(config_, a, first_row, n);
   if (config_.has_two_states) begin_states(weights_, a, {a.x + first_row * dim, n, dim, dim});
   if (config_.reads_hidden) join_hidden(config_, weights_, a, first_row, {step.hidden, n, dim, dim});
   for (size_t i = 0; i < config_.ropes.size(); ++i) {
@@ -359,6 +392,11 @@ MatmulInput Decoder::norm_outputs(Workspace& workspace, size_t first, const Adap
   Activations& a = workspace.activations();
   const size_t dim = config_.model_dim, n_rows = out.rows.rows;
   if (config_.has_streams) merge_streams(weights_, a, first, n_rows, adapters);
+  if (config_.mixes_streams()) {
+    mix_streams(config_, weights_.table(), weights_.output_mixer(), a, first, n_rows, adapters);
+    if (out.rows.data) copy_rows({a.x + first * dim, n_rows, dim, dim}, out.rows);
+    return pack_rows(weights_.table(), as_const(out.rows), out.packed);
+  }
   const MatView<const float> x{a.x + first * dim, n_rows, dim, dim};
   if (!config_.has_output_norm) {
     if (out.rows.data) copy_rows(x, out.rows);

@@ -55,6 +55,9 @@ class Decoder {
   void run_layer_together(const LayerCall& call, Span<const Step> steps, size_t n_rows) const;
   // What comes after the mixer, for some rows of the residual stream.
   void add_ffn(const LayerCall& call, size_t first, MatView<float> rows) const;
+  // Where streams are mixed, behind the mixer: what it gave goes to the streams, and x of rows from `first`
+  // of the buffers on becomes what the network reads.
+  void turn_to_ffn(const LayerCall& call, size_t first, size_t n_rows) const;
   // Logits of rows [first, first + n_rows) of the residual stream; `adapters` are of these rows.
   void compute_logits(Workspace& workspace, size_t first, size_t n_rows, const AdapterScales& adapters,
                       float* out) const;

@@ -35,9 +35,13 @@ void check_attention(const DecoderConfig& config, const LayerSpec& layer) {
   EH2O_CHECK(layer.rope < config.ropes.size(), "a layer asks for RoPE table ", layer.rope, " of ",
              config.ropes.size());
   const RopeConfig& rope = config.ropes[layer.rope];
+  const IndexHeads& index = layer.heads.index;
   EH2O_CHECK(
-      layer.heads.index.is_none() || (!layer.latent.is_none() && layer.window == 0 && !layer.has_sinks),
-      "an indexer chooses for latent attention without a window");
+      index.is_none() || (layer.latent.is_none() == index.scores_blocks() && layer.window == 0 &&
+                          !layer.has_sinks && layer.heads.has_own_kv()),
+      "an indexer chooses for latent attention without a window, or one of blocks for plain attention");
+  EH2O_CHECK(!index.scores_blocks() || index.key_dim >= 2 * rope.n_pairs(), "an indexer with keys of ",
+             index.key_dim, " dimensions, of which ", 2 * rope.n_pairs(), " are rotated");
   if (!layer.latent.is_none()) check_latent(layer, rope);
   EH2O_CHECK(2 * rope.n_pairs() <= layer.heads.key_dim, "rope_inv_freq has ", rope.n_pairs(),
              " entries, more than half of head_dim = ", layer.heads.key_dim);
@@ -176,8 +180,60 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
       layer.heads.is_causal || (layer.mixer == MixerKind::kAttention && layer.heads.has_own_kv() &&
                                 !layer.is_chunked && layer.latent.is_none() && layer.temperature_period == 0),
       "only plain attention to keys of the layer's own reads what is behind a token");
+  EH2O_CHECK((layer.norm_placement == NormPlacement::kNone) == config.mixes_streams(),
+             "streams that are mixed have the norms of a layer");
+  EH2O_CHECK(
+      !config.mixes_streams() ||
+          ((layer.mixer == MixerKind::kAttention || layer.mixer == MixerKind::kDeltaNet) && layer.has_ffn() &&
+           layer.latent.is_none() && !layer.is_parallel && !layer.has_expert_norms && !layer.has_sub_norms &&
+           !layer.has_head_gains && !layer.routes_by_input && layer.laurel_rank == 0 &&
+           layer.residual_scale == 1.0f && layer.experts_scale == 1.0f && !layer.has_output_scale &&
+           layer.output_scale == 1.0f && layer.heads.has_own_kv()),
+      "streams are mixed before plain attention, delta nets, plain networks and plain experts");
+  EH2O_CHECK(!layer.has_delta_sigmoid || layer.mixer == MixerKind::kDeltaNet,
+             "a gate of a delta net that is not there");
+  const size_t n_seen = config.ngrams.is_none() ? 0 : config.ngrams.history_rows();
+  EH2O_CHECK(!layer.looks_up_ngrams() ||
+                 (layer.mixer == MixerKind::kDeltaNet && &layer == &config.layers[config.ngrams.layer] &&
+                  layer.history_rows == n_seen && layer.history_dim == config.streams_dim()),
+             "n-grams are looked up before one delta net, and convolved over ", n_seen, " rows of ",
+             config.streams_dim(), " numbers, not ", layer.history_rows, " of ", layer.history_dim);
   EH2O_CHECK(layer.shared_ffn_dim > 0 || !layer.has_shared_gate, "a gate without a shared expert");
   EH2O_CHECK(layer.shared_ffn_dim > 0 || !layer.has_expert_norms, "norms of experts without a shared one");
+}
+
+void check_streams(const DecoderConfig& config) {
+  if (config.mixes_streams()) {
+    EH2O_CHECK(config.n_streams >= 2 && config.n_streams <= kMaxMixedStreams && config.stream_rank > 0 &&
+                   config.stream_rank <= kMaxStreamRank,
+               config.n_streams, " streams, mixed by vectors of ", config.stream_rank, " numbers");
+    EH2O_CHECK(!config.has_streams && config.passes.empty() && !config.has_two_states &&
+                   !config.reads_hidden && !config.centres_norms && !config.has_norm_biases &&
+                   config.has_norm_weights && config.token_input_dim() == 0,
+               "streams that are mixed go with RMS norms, and layers that are gone through once");
+  }
+  const NgramConfig& ngrams = config.ngrams;
+  if (ngrams.is_none()) return;
+  EH2O_CHECK(config.mixes_streams() && ngrams.layer < config.n_layers() &&
+                 config.layers[ngrams.layer].looks_up_ngrams(),
+             "n-grams are looked up in layer ", ngrams.layer, " of ", config.n_layers(),
+             ", for streams that are mixed");
+  EH2O_CHECK(ngrams.n_tokens >= 2 && ngrams.n_tokens <= kMaxNgramTokens && ngrams.n_heads_per_size > 0 &&
+                 ngrams.n_heads_per_size <= kMaxNgramHeads && ngrams.n_heads() <= kMaxNgramHeads,
+             "n-grams of up to ", ngrams.n_tokens, " tokens, with ", ngrams.n_heads_per_size,
+             " rows for every number of tokens");
+  EH2O_CHECK(ngrams.n_taps >= 2 && ngrams.n_taps <= kMaxConvTaps, "n-grams are convolved over ",
+             ngrams.n_taps, " tokens; it must be between 2 and ", kMaxConvTaps);
+  EH2O_CHECK(ngrams.row_dim > 0 && ngrams.row_dim * ngrams.n_heads() == config.model_dim, ngrams.n_heads(),
+             " rows of ", ngrams.row_dim, " numbers are as wide as the model");
+  EH2O_CHECK(ngrams.factors.size() == ngrams.n_tokens && ngrams.offsets.size() == ngrams.n_heads() &&
+                 ngrams.sizes.size() == ngrams.n_heads(),
+             "n-grams have a factor per token, and an offset and a size per row");
+  for (size_t h = 0; h < ngrams.n_heads(); ++h) {
+    EH2O_CHECK(ngrams.sizes[h] > 0 && ngrams.offsets[h] < ngrams.n_rows &&
+                   ngrams.sizes[h] <= ngrams.n_rows - ngrams.offsets[h],
+               "rows ", ngrams.offsets[h], " + ", ngrams.sizes[h], " are outside a table of ", ngrams.n_rows);
+  }
 }
 
 }  // namespace
@@ -247,6 +303,7 @@ void DecoderConfig::check() const {
                "a table of RoPE frequencies has ", rope.long_inv_freq.size(), " entries, another ",
                rope.n_pairs());
   }
+  check_streams(*this);
   const LayerSpec* choosing = nullptr;  // the last layer with an indexer of its own
   for (const LayerSpec& layer : layers) {
     check_layer(*this, layer);

@@ -22,6 +22,25 @@ struct RopeConfig {
   }
 };
 
+// Embeddings of the last tokens together, which one layer adds to its residual streams: of every number of
+// tokens from 2 to n_tokens, n_heads_per_size rows of a table, which hashes of the tokens name. Row h of a
+// token t at p is offsets[h] + (t[p] * factors[0] ^ t[p - 1] * factors[1] ^ ...) % sizes[h], modulo 2^64.
+// Tokens before the first, and from a token that ends a text on, count as that one.
+struct NgramConfig {
+  size_t layer = 0;
+  size_t n_tokens = 0, n_heads_per_size = 0;  // 0: none
+  size_t row_dim = 0, n_rows = 0;             // of the table
+  size_t n_taps = 0;                          // of the convolution, n_tokens apart
+  int32_t end_token = 0;
+  std::vector<uint64_t> factors, offsets, sizes;
+
+  bool is_none() const { return n_tokens == 0; }
+  size_t n_heads() const { return is_none() ? 0 : (n_tokens - 1) * n_heads_per_size; }
+  size_t history_rows() const { return (n_taps - 1) * n_tokens; }
+};
+inline constexpr size_t kMaxNgramTokens = 16, kMaxNgramHeads = 256;
+inline constexpr size_t kMaxMixedStreams = 16, kMaxStreamRank = 65536;
+
 struct DecoderConfig {
   size_t model_dim = 0;
   size_t vocab_size = 0;
@@ -44,8 +63,12 @@ struct DecoderConfig {
   bool tied_embeddings = false;
   bool has_output_bias = false;  // a number per token is added to its logit
   bool has_streams = false;      // tokens have kStreams residual streams, of which layers compute one (AltUp)
-  size_t n_positions = 0;        // rows of a table of positions, which are added to embeddings; 0: none
-  size_t update_rank = 0;        // the largest that the low-rank updates of a matrix have together (LoRA)
+  // Residual streams of a token that are mixed before every branch, by way of vectors of stream_rank numbers,
+  // and that all get what the branch gives (model/stream_mix.h); 0: none are.
+  size_t n_streams = 0, stream_rank = 0;
+  NgramConfig ngrams;
+  size_t n_positions = 0;  // rows of a table of positions, which are added to embeddings; 0: none
+  size_t update_rank = 0;  // the largest that the low-rank updates of a matrix have together (LoRA)
   std::vector<float> adapter_scales;  // what each adapter counts where a sequence says nothing
   size_t token_input_rows = 0;        // tokens of each part that the table of inputs per token is loaded in
   // A layer that guesses tokens ahead (MTP): beside a token it reads what logits are made of at the token
@@ -72,6 +95,8 @@ struct DecoderConfig {
   size_t stack(size_t layer) const { return passes.empty() ? 0 : passes[layer / pass_layers()]; }
   // Whether a pass ends with the layer, and another one follows.
   bool ends_pass(size_t layer) const { return layer + 1 < layers.size() && (layer + 1) % pass_layers() == 0; }
+  bool mixes_streams() const { return n_streams > 0; }
+  size_t streams_dim() const { return n_streams * model_dim; }  // of a token
   float output_eps() const { return post_norm_eps > 0.0f ? post_norm_eps : norm_eps; }
   size_t n_outputs() const { return n_guessed > 0 ? n_guessed : vocab_size; }  // logits of a token
   const RopeConfig& rope(size_t layer) const { return ropes[layers[layer].rope]; }

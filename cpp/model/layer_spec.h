@@ -39,8 +39,9 @@ enum class FfnKind : uint8_t { kGated, kExperts, kShifted, kNone };
 enum class Activation : uint8_t { kSilu, kGeluTanh, kSiluClamped, kRelu, kReluSquared, kUngatedGelu, kXielu };
 
 // Where a residual branch (mixer, feed-forward) is normalised: its input, its output, or both, or else the
-// residual stream once it was added (BERT).
-enum class NormPlacement : uint8_t { kPre, kPost, kBoth, kSum };
+// residual stream once it was added (BERT); or nowhere, where what it reads is mixed of normed streams
+// (model/stream_mix.h).
+enum class NormPlacement : uint8_t { kPre, kPost, kBoth, kSum, kNone };
 
 // RMS norm of queries and keys: of every head, all by the same weights or each by its own, or of the whole
 // projection.
@@ -95,11 +96,12 @@ struct LayerSpec {
   OutputGate output_gate = OutputGate::kNone;
   HeadGate head_gate = HeadGate::kSigmoid;  // of kPerHead; others are sigmoids
 
-  size_t n_conv_taps = 0;  // tokens that a convolution sees, its own included
-  DeltaHeads delta;        // of a delta net, which has a convolution too
-  SsdHeads ssd;            // of Mamba-2, which has one too
-  ScanSizes scan;          // of Mamba-1 likewise
-  WkvHeads wkv;            // of RWKV, whose mixer looks back by one token, and a shifted network too
+  size_t n_conv_taps = 0;          // tokens that a convolution sees, its own included
+  DeltaHeads delta;                // of a delta net, which has a convolution too
+  bool has_delta_sigmoid = false;  // what comes out of it is multiplied by sigmoids, else by SiLU
+  SsdHeads ssd;                    // of Mamba-2, which has one too
+  ScanSizes scan;                  // of Mamba-1 likewise
+  WkvHeads wkv;                    // of RWKV, whose mixer looks back by one token, and a shifted network too
 
   FfnKind ffn = FfnKind::kGated;
   Activation activation = Activation::kSilu;
@@ -143,6 +145,9 @@ struct LayerSpec {
   bool has_parallel_norm = false;  // or, beside the mixer too, the input of the mixer by a norm of its own
   float residual_scale = 1.0f;     // factor of what a branch adds to the residual stream
 
+  // N-grams are looked up before the layer, and convolved over so many tokens before: numbers of a row.
+  size_t history_rows = 0, history_dim = 0;
+
   // LAuReL (Menghani et al. 2024): a product of two matrices of this rank beside the mixer; 0: none.
   size_t laurel_rank = 0;
   size_t token_input_dim = 0;     // width of the layer's own input per token; 0: none
@@ -155,6 +160,7 @@ struct LayerSpec {
   bool has_post_norm() const {
     return norm_placement == NormPlacement::kPost || norm_placement == NormPlacement::kBoth;
   }
+  bool looks_up_ngrams() const { return history_rows > 0; }
   bool has_mixer() const { return mixer != MixerKind::kNone; }
   bool has_ffn() const { return ffn != FfnKind::kNone; }
   bool has_gate() const {
@@ -170,7 +176,9 @@ struct LayerSpec {
   // What the layer keeps of the tokens before beside keys and values.
   Recurrence recurrence(size_t model_dim) const {
     if (mixer == MixerKind::kShortConv) return {{}, {}, {}, model_dim, n_conv_taps};
-    if (mixer == MixerKind::kDeltaNet) return {delta, {}, {}, delta.conv_dim(), n_conv_taps};
+    if (mixer == MixerKind::kDeltaNet) {
+      return {delta, {}, {}, delta.conv_dim(), n_conv_taps, {}, history_rows, history_dim};
+    }
     if (mixer == MixerKind::kMamba1) return {{}, {}, scan, scan.n_channels, n_conv_taps};
     if (is_rwkv()) {
       const size_t n_shifted = ffn == FfnKind::kShifted ? 2 : 1;

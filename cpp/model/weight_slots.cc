@@ -48,7 +48,16 @@ void Weights::for_each_tensor(const F& f) {
       slot.assign(model_dim, 1.0f);
     }
   };
-  if (config_.has_output_norm) norm("output_norm.weight", output_norm_);
+  const auto mixer = [&](const std::string& name, StreamMixer& slot) {
+    vector(name + "_norm.weight", slot.norm, config_.streams_dim(), true);
+    linear(name + "_down", slot.down, config_.stream_rank, config_.streams_dim());
+    linear(name + "_up", slot.up, config_.streams_dim(), config_.stream_rank);
+  };
+  if (config_.mixes_streams()) {
+    mixer("output_hc", output_mixer_);
+  } else if (config_.has_output_norm) {
+    norm("output_norm.weight", output_norm_);
+  }
   if (config_.has_token_type) vector("token_types.weight", token_type_, model_dim, true);
   if (config_.has_embedding_norm) {
     vector("token_embd_norm.weight", token_norm_, model_dim, true);
@@ -101,6 +110,23 @@ void Weights::for_each_tensor(const F& f) {
           vector(prefix + "attn_norm.bias", layer.attn_norm_bias, model_dim, must_have_biases);
         if (has_ffn_norm) vector(prefix + "ffn_norm.bias", layer.ffn_norm_bias, model_dim, must_have_biases);
       }
+    }
+    if (config_.mixes_streams()) {
+      for (const auto& [name, slot] :
+           {std::pair("hc_attn", &layer.attn_mixer), {"hc_ffn", &layer.ffn_mixer}}) {
+        mixer(prefix + name, *slot);
+        linear(prefix + name + "_inject", slot->shares, config_.n_streams, config_.streams_dim());
+      }
+    }
+    if (spec.looks_up_ngrams()) {
+      NgramWeights& ngrams = layer.ngrams;
+      linear(prefix + "ple_key", ngrams.key, config_.streams_dim(), model_dim);
+      linear(prefix + "ple_value", ngrams.value, model_dim, model_dim);
+      vector(prefix + "ple_norm_key.weight", ngrams.key_norm, config_.streams_dim(), true);
+      vector(prefix + "ple_norm_query.weight", ngrams.query_norm, config_.streams_dim(), true);
+      vector(prefix + "ple_norm_conv.weight", ngrams.conv_norm, config_.streams_dim(), true);
+      f(prefix + "ple_conv1d.weight",
+        Slot{nullptr, &ngrams.conv, config_.streams_dim(), config_.ngrams.n_taps, true});
     }
     if (spec.has_post_norm()) {
       vector(prefix + "post_attention_norm.weight", layer.attn_post_norm, model_dim, true);
@@ -311,6 +337,13 @@ void Weights::for_each_tensor(const F& f) {
         linear(prefix + "attn_v", layer.attn_v, heads.v_dim(), model_dim);
       }
       linear(prefix + "attn_output", layer.attn_output, model_dim, heads.out_dim());
+      if (const IndexHeads& index = heads.index; index.has_own()) {
+        linear(prefix + "indexer.q_proj", layer.index_q, index.q_dim(), model_dim);
+        linear(prefix + "indexer.k_proj", layer.index_k, index.key_dim, model_dim);
+        vector(prefix + "indexer.q_norm.weight", layer.index_q_norm, index.key_dim, true);
+        vector(prefix + "indexer.k_norm.weight", layer.index_k_norm, index.key_dim, true);
+        layer.index_ones.assign(index.n_heads, 1.0f);
+      }
       if (spec.has_sub_norms) {
         for (const auto& [name, slot] : {std::pair("attn_q", &layer.attn_q),
                                          {"attn_k", &layer.attn_k},

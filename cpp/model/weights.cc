@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/check.h"
 #include "base/parallel.h"
@@ -169,8 +170,17 @@ std::vector<float> Weights::dequantize(const std::string& name, size_t* rows, si
   return values;
 }
 
+void Weights::set_ngram_rows(RowTable table) {
+  EH2O_CHECK(!config_.ngrams.is_none() && table.rows() == config_.ngrams.n_rows &&
+                 table.cols() == config_.ngrams.row_dim,
+             "a table of ", table.rows(), " x ", table.cols(), " is not that of the model's n-grams, of ",
+             config_.ngrams.n_rows, " x ", config_.ngrams.row_dim);
+  ngram_rows_ = std::move(table);
+}
+
 void Weights::finish() {
   check_complete();
+  EH2O_CHECK(config_.ngrams.is_none() || ngram_rows_, "the table of the n-grams is missing");
   if (main_ && !output_.weight) {
     EH2O_CHECK(main_->output(), "the model of a layer that guesses tokens ahead has no weights yet");
     head_ = main_->output().first_rows(config_.n_outputs());

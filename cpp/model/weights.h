@@ -11,6 +11,7 @@
 #include "base/mapped_file.h"
 #include "isa/kernel_table.h"
 #include "model/decoder_config.h"
+#include "model/row_table.h"
 #include "quant/packed_matrix.h"
 #include "quant/widened_types.h"
 
@@ -44,6 +45,21 @@ struct TimeMix {
   std::vector<float> ones;
 };
 
+// What a branch reads of streams that are mixed: [n_streams * model_dim] norms of each, [stream_rank] and
+// [n_streams * model_dim] outputs of what multiplies them, and [n_streams] of what the branch gives goes to
+// each (not of the output's).
+struct StreamMixer {
+  std::vector<float> norm;
+  Linear down, up, shares;
+};
+
+// Of n-grams: [n_streams * model_dim] and [model_dim] outputs of what was looked up, norms of these keys, of
+// the streams and of what is convolved, and the convolution, [n_taps][n_streams * model_dim].
+struct NgramWeights {
+  Linear key, value;
+  std::vector<float> key_norm, query_norm, conv_norm, conv;
+};
+
 struct LayerWeights {
   std::vector<float> attn_norm, attn_post_norm;      // [model_dim], or empty
   std::vector<float> attn_norm_bias, ffn_norm_bias;  // [model_dim], or empty
@@ -67,6 +83,8 @@ struct LayerWeights {
   // [n_heads] of the input; the norm of its keys, [key_dim].
   Linear index_q, index_k, index_weights;
   std::vector<float> index_k_norm, index_k_norm_bias;
+  // Of one that scores blocks: both are made of the input, and have norms of [key_dim]; heads count alike.
+  std::vector<float> index_q_norm, index_ones;
   Linear conv_in, conv_out;  // [3 * model_dim], [model_dim], of a short convolution
   std::vector<float> conv;   // [n_conv_taps][channels], the latest token's last
   // Where queries, keys and values of a delta net have one each in the file; conv is made of them.
@@ -113,6 +131,8 @@ struct LayerWeights {
   Linear ssm_x, ssm_dt;
   std::vector<float> ssm_dt_norm, ssm_b_norm, ssm_c_norm;
   TimeMix time_mix;
+  StreamMixer attn_mixer, ffn_mixer;
+  NgramWeights ngrams;
   std::vector<float> ffn_shares;  // [model_dim] of the network's input the part of the token before, or empty
   // Of the network of RWKV-6, the same of the gate of what it gives, [model_dim] outputs.
   std::vector<float> ffn_gate_shares;
@@ -235,6 +255,11 @@ class Weights {
   // What makes every other residual stream of the embedding, and what it becomes behind the last layer.
   const std::vector<PackedMatrix>& streams_in() const { return streams_in_; }
   const std::vector<PackedMatrix>& streams_out() const { return streams_out_; }
+  // What logits are made of, where streams are mixed.
+  const StreamMixer& output_mixer() const { return output_mixer_; }
+  // The table of n-grams, which stays in the model's file.
+  const RowTable& ngram_rows() const { return ngram_rows_; }
+  void set_ngram_rows(RowTable table);  // throws std::invalid_argument for one of another shape
   const LayerWeights& layer(size_t i) const { return layers_[config_.own_layer(i)]; }
   const KernelTable& table() const { return *table_; }
   size_t n_bytes() const { return n_bytes_; }
@@ -255,6 +280,8 @@ class Weights {
   PackedMatrix position_embd_;
   std::vector<float> ones_;  // [model_dim], where embeddings are normed without weights
   std::vector<PackedMatrix> token_inputs_, streams_in_, streams_out_;
+  StreamMixer output_mixer_;
+  RowTable ngram_rows_;
   std::vector<float> output_norm_, output_norm_bias_, token_input_norm_;
   std::vector<LayerWeights> layers_;  // of DecoderConfig::n_own_layers
   std::unordered_map<std::string, Slot> slots_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/parallel.h"
+#include "model/row_table.h"
 #include "ops/matmul.h"
 #include "ops/rows.h"
 #include "ops/streams.h"
@@ -27,8 +28,8 @@ size_t most_experts(const DecoderConfig& config) {
 
 // Positions that a row may have chosen in a sequence of max_context.
 size_t most_chosen(const DecoderConfig& config, size_t max_context) {
-  const size_t top_k = config.widest([](const LayerSpec& layer) { return layer.heads.index.top_k; });
-  return top_k < max_context ? top_k : 0;
+  const size_t most = config.widest([](const LayerSpec& layer) { return layer.heads.index.most_read(); });
+  return most < max_context ? most : 0;
 }
 
 size_t take_chosen(const DecoderConfig& config, size_t n_rows, size_t stride, uint8_t* memory,
@@ -65,6 +66,14 @@ Activations::Activations(const DecoderConfig& config, const KernelTable& table, 
   x = arena.take<float>(n_rows * config.model_dim);
   streams = arena.take<float>(config.has_streams ? n_rows * kStreams * config.model_dim : 0);
   const bool has_carried = config.has_two_states || config.layers[0].mixer == MixerKind::kRwkv7;
+  const size_t streams_dim = config.streams_dim();
+  mix_rows = std::min(kRowsAtOnce, n_rows);
+  mixed_streams = arena.take<float>(n_rows * streams_dim);
+  shares = arena.take<float>(n_rows * config.n_streams);
+  mix_norm = arena.take<float>(mix_rows * streams_dim);
+  mix_gate = arena.take<float>(mix_rows * streams_dim);
+  mix_vectors = arena.take<float>(mix_rows * config.stream_rank);
+  ngram_rows = arena.take<int64_t>(mix_rows * config.ngrams.n_heads());
   carried = arena.take<float>(has_carried ? n_rows * config.model_dim : 0);
   norm = arena.take<float>(rows_at_once * config.model_dim);
   const bool has_both = std::any_of(config.layers.begin(), config.layers.end(), [](const LayerSpec& layer) {
@@ -76,7 +85,9 @@ Activations::Activations(const DecoderConfig& config, const KernelTable& table, 
   inner = arena.take<float>(rows_at_once * inner_dim);
   gate = arena.take<float>(rows_at_once * ffn_dim);
   up = arena.take<float>(rows_at_once * ffn_dim);
-  packed = arena.take<uint8_t>(Activations8::bytes(table, rows_at_once, widest));
+  const size_t mixed_bytes = Activations8::bytes(table, mix_rows, std::max(streams_dim, config.stream_rank));
+  packed = arena.take<uint8_t>(
+      std::max(Activations8::bytes(table, rows_at_once, widest), streams_dim > 0 ? mixed_bytes : 0));
   for (const RopeConfig& rope : config.ropes) {
     float* cos = arena.take<float>(n_rows * rope.n_pairs());
     ropes.push_back({cos, arena.take<float>(n_rows * rope.n_pairs())});
@@ -96,9 +107,10 @@ Activations::Activations(const DecoderConfig& config, const KernelTable& table, 
   expert_adapters = arena.take<const float*>(n_experts > 0 ? n_scaled : 0);
   const size_t delta_bytes =
       config.widest([](const LayerSpec& layer) { return delta_scratch_bytes(layer.delta); });
-  scratch = arena.take<uint8_t>(
-      n_threads * std::max({matmul_scratch_bytes(table), row_scratch_bytes(table, widest), delta_bytes}) +
-      update_scratch_bytes(rows_at_once, config.update_rank));
+  scratch = arena.take<uint8_t>(n_threads *
+                                    std::max({matmul_scratch_bytes(table), row_scratch_bytes(table, widest),
+                                              delta_bytes, RowTable::scratch_bytes(config.ngrams.row_dim)}) +
+                                update_scratch_bytes(rows_at_once, config.update_rank));
 }
 
 Workspace::Workspace(const DecoderConfig& config, const KernelTable& table, int n_threads)

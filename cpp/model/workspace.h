@@ -26,10 +26,16 @@ struct Activations {
   Activations(const DecoderConfig& config, const KernelTable& table, size_t n_rows, size_t n_threads,
               Arena& arena);
 
-  float* x;         // [n][model_dim] residual stream
-  float* streams;   // [n][kStreams][model_dim] of a model that has them, whose layers work in x
-  float* carried;   // [n][model_dim] of a model with two states that which no pass works on; of RWKV-7 the
-                    // values of the first layer
+  float* x;        // [n][model_dim] residual stream
+  float* streams;  // [n][kStreams][model_dim] of a model that has them, whose layers work in x
+  float* carried;  // [n][model_dim] of a model with two states that which no pass works on; of RWKV-7 the
+                   // values of the first layer
+  float* mixed_streams;  // [n][n_streams * model_dim] where they are mixed; x is what branches read and give
+  float* shares;         // [n][n_streams] of what a branch gives goes to each
+  // Of mix_rows at a time: normed streams, what multiplies them, and the vectors that this is made of.
+  float *mix_norm, *mix_gate, *mix_vectors;
+  int64_t* ngram_rows;  // [mix_rows][heads] of the table of n-grams
+  size_t mix_rows;
   float* norm;      // [rows_at_once][model_dim] normed rows, for float weights; output of a branch that is
                     // normed or scaled
   float* qkv;       // [n][qkv_dim] of one sequence in one layer with attention

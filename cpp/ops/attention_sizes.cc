@@ -65,9 +65,13 @@ void AttentionHeads::check() const {
   EH2O_CHECK(!values_are_keys || key_dim == value_dim, "values of ", value_dim,
              " dimensions are not keys of ", key_dim);
   EH2O_CHECK(index.has_own() == (index.key_dim > 0) && (index.top_k > 0 || !index.has_own()) &&
-                 (index.is_none() || n_kv_heads == 1),
+                 (index.is_none() || index.scores_blocks() || n_kv_heads == 1),
              "an indexer of ", index.n_heads, " heads of ", index.key_dim, " for ", index.top_k,
              " tokens and ", n_kv_heads, " KV heads");
+  EH2O_CHECK(!index.scores_blocks() || (index.has_own() && index.key_dim <= kMaxBlockKeyDim &&
+                                        index.top_k % index.block_tokens == 0),
+             "an indexer of keys of ", index.key_dim, " dimensions for ", index.top_k,
+             " tokens in blocks of ", index.block_tokens);
   EH2O_CHECK(scale > 0.0f, "scale = ", scale, " must be positive");
   EH2O_CHECK(soft_cap >= 0.0f, "soft_cap = ", soft_cap, " must be positive, or 0 for none");
 }

@@ -25,24 +25,36 @@ std::vector<std::string> attention_precisions(const KernelTable& table);
 
 // The lightning indexer of DeepSeek sparse attention (DeepSeek-V3.2, 2025, section 2.1): a query reads the
 // top_k tokens that score best, by small queries and one small key per token of the layer's own, or, without
-// any, those that the nearest layer before it which has an indexer has chosen.
+// any, those that the nearest layer before it which has an indexer has chosen. Or it scores whole blocks of
+// block_tokens tokens by the mean of their keys, and reads the best of those that end before it or with it,
+// top_k tokens together, and all tokens behind the last of these blocks.
 struct IndexHeads {
   size_t n_heads = 0, key_dim = 0;  // 0: the choice is another layer's
   size_t top_k = 0;                 // 0: queries read everything
+  size_t block_tokens = 0;          // 0: tokens are scored one by one
 
   bool is_none() const { return top_k == 0; }
   bool has_own() const { return n_heads > 0; }
   size_t q_dim() const { return n_heads * key_dim; }
-  // What a layer makes of its input for it: queries, the key, and a weight per head.
-  size_t row_dim() const { return q_dim() + key_dim + n_heads; }
+  bool scores_blocks() const { return block_tokens > 0; }
+  // Tokens that have one score, and tokens that a query reads at the most.
+  size_t scored_together() const { return std::max<size_t>(block_tokens, 1); }
+  size_t most_read() const { return is_none() ? 0 : top_k + scored_together() - 1; }
+  // What a layer makes of its input for it: queries, the key, and a weight per head unless blocks are scored.
+  size_t n_weights() const { return scores_blocks() ? 0 : n_heads; }
+  size_t row_dim() const { return q_dim() + key_dim + n_weights(); }
   // Of n queries from `position` on, the first ones that have no more to choose from than they read.
   size_t n_free(size_t position, size_t n) const {
-    return is_none() ? n : std::min(n, top_k > position ? top_k - position : 0);
+    return is_none() ? n : std::min(n, most_read() > position ? most_read() - position : 0);
   }
   bool operator==(const IndexHeads& other) const {
-    return n_heads == other.n_heads && key_dim == other.key_dim && top_k == other.top_k;
+    return n_heads == other.n_heads && key_dim == other.key_dim && top_k == other.top_k &&
+           block_tokens == other.block_tokens;
   }
 };
+
+// Of an indexer that scores blocks.
+inline constexpr size_t kMaxBlockKeyDim = 1024;
 
 // The heads of a layer; of a layer without attention all is 0.
 struct AttentionHeads {

@@ -76,6 +76,25 @@ void convolve_silu(const KernelTable& table, MatView<float> rows, const float* w
   });
 }
 
+void add_dilated_silu(const KernelTable& table, MatView<const float> inputs, const float* weights,
+                      size_t n_taps, size_t dilation, StateStep state, MatView<float> out) {
+  const size_t n_seen = (n_taps - 1) * dilation + 1;  // rows, the token's own included
+  parallel_for(ceil_div(inputs.cols, kChannels), [&](size_t task, size_t) {
+    const size_t column = task * kChannels, n = std::min(kChannels, inputs.cols - column);
+    const float* taps[kMaxConvTaps];
+    float sums[kChannels];
+    for (size_t i = 0; i < inputs.rows; ++i) {
+      for (size_t j = 0; j < n_taps; ++j) {
+        taps[j] = input_at(inputs, state.before, n_seen, i + j * dilation) + column;
+      }
+      table.convolve_f32(sums, taps, weights + column, inputs.cols, n_taps, n);
+      table.gate_f32(sums, sums, sums, n);
+      table.add_f32(out.row(i) + column, sums, n);
+    }
+    keep_channels(inputs, n_seen, state, column, n);
+  });
+}
+
 void keep_inputs(MatView<const float> inputs, size_t n_taps, StateStep state) {
   keep_channels(inputs, n_taps, state, 0, inputs.cols);
 }

@@ -21,6 +21,12 @@ void short_conv(const KernelTable& table, MatView<float> bcy, const float* weigh
 void convolve_silu(const KernelTable& table, MatView<float> rows, const float* weights, size_t n_taps,
                    StateStep state, const float* biases = nullptr);
 
+// out += silu(conv(inputs)), both [n][dim], where conv of token t is the sum over j < n_taps of weights[j] *
+// inputs[t - (n_taps - 1 - j) * dilation]. weights [n_taps][dim]; the state is as above, of the last
+// (n_taps - 1) * dilation tokens.
+void add_dilated_silu(const KernelTable& table, MatView<const float> inputs, const float* weights,
+                      size_t n_taps, size_t dilation, StateStep state, MatView<float> out);
+
 // What the state becomes by inputs [n][dim] alone.
 void keep_inputs(MatView<const float> inputs, size_t n_taps, StateStep state);
 

@@ -1,6 +1,7 @@
 #include "ops/index_choice.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <limits>
 
@@ -18,12 +19,12 @@ constexpr size_t kTogether = 16, kBlockKeys = 256;
 IndexChoice::IndexChoice(const KernelTable& table, const IndexHeads& heads, size_t max_context,
                          uint8_t* scratch, size_t n_threads)
     : table_(table), heads_(heads), max_context_(max_context) {
-  const bool chooses = heads.has_own() && heads.top_k < max_context;
+  const bool is_used = chooses(heads, max_context);
   Arena arena(scratch);
-  scores_ = arena.take<float>(chooses ? kTogether * max_context : 0);
+  scores_ = arena.take<float>(is_used ? kTogether * max_context : 0);
   panel_floats_ = round_up(kBlockKeys, table.layout.panel_cols) * heads.key_dim;
-  panels_ = arena.take<float>(chooses ? n_threads * panel_floats_ : 0);
-  ranked_ = arena.take<float>(chooses ? n_threads * max_context : 0);
+  panels_ = arena.take<float>(is_used ? n_threads * panel_floats_ : 0);
+  ranked_ = arena.take<float>(is_used ? n_threads * max_context : 0);
   n_used_ = arena.used();
 }
 
@@ -33,7 +34,8 @@ void IndexChoice::run(MatView<const float> q, MatView<const float> weights, cons
   std::fill_n(out.counts, n_free, 0);
   for (size_t first = n_free; first < q.rows; first += kTogether) {
     const size_t n = std::min(kTogether, q.rows - first);
-    score(q.rows_from(first, n), weights.rows_from(first, n), keys, position + first + n);
+    score(q.rows_from(first, n), weights.rows_from(first, n), keys,
+          (position + first + n) / heads_.scored_together());
     parallel_for(n, [&](size_t i, size_t thread) {
       const size_t row = first + i;
       choose(scores_ + i * max_context_, position + row, ranked_ + thread * max_context_,
@@ -60,28 +62,50 @@ void IndexChoice::score(MatView<const float> q, MatView<const float> weights, co
 void IndexChoice::choose(const float* scores, size_t position, float* ranked, int32_t* out,
                          int32_t* count) const {
   constexpr float kLowest = -std::numeric_limits<float>::infinity();
+  const size_t together = heads_.scored_together(), n_keys = (position + 1) / together;
   size_t n = 0;
-  for (size_t i = 0; i <= position; ++i) {
+  for (size_t i = 0; i < n_keys; ++i) {
     if (scores[i] > kLowest) ranked[n++] = scores[i];
   }
-  if (n == 0) {  // a softmax needs something
-    *out = static_cast<int32_t>(position);
-    *count = 1;
-    return;
-  }
-  const size_t n_chosen = std::min(n, heads_.top_k);
-  std::nth_element(ranked, ranked + n_chosen - 1, ranked + n, std::greater<float>());
-  const float least = ranked[n_chosen - 1];
-  const auto n_above = static_cast<size_t>(
-      std::count_if(ranked, ranked + n_chosen, [least](float score) { return score > least; }));
-  size_t n_equal = n_chosen - n_above;  // that are taken
   int32_t* end = out;
-  for (size_t i = 0; i <= position; ++i) {
-    const bool is_equal = scores[i] == least && n_equal > 0;
-    if (is_equal) --n_equal;
-    if (scores[i] > least || is_equal) *end++ = static_cast<int32_t>(i);
+  if (n > 0) {
+    const size_t n_chosen = std::min(n, heads_.top_k / together);
+    std::nth_element(ranked, ranked + n_chosen - 1, ranked + n, std::greater<float>());
+    const float least = ranked[n_chosen - 1];
+    const auto n_above = static_cast<size_t>(
+        std::count_if(ranked, ranked + n_chosen, [least](float score) { return score > least; }));
+    size_t n_equal = n_chosen - n_above;  // that are taken
+    for (size_t i = 0; i < n_keys; ++i) {
+      const bool is_equal = scores[i] == least && n_equal > 0;
+      if (is_equal) --n_equal;
+      if (!(scores[i] > least) && !is_equal) continue;
+      for (size_t j = 0; j < together; ++j) *end++ = static_cast<int32_t>(i * together + j);
+    }
   }
-  *count = static_cast<int32_t>(n_chosen);
+  for (size_t i = n_keys * together; i <= position; ++i) *end++ = static_cast<int32_t>(i);
+  if (end == out) *end++ = static_cast<int32_t>(position);  // a softmax needs something
+  *count = static_cast<int32_t>(end - out);
+}
+
+void pool_keys(const KernelTable& table, const BlockKeys& rule, const KvRows& keys, size_t first, size_t n,
+               const KvRows& blocks) {
+  const size_t dim = keys.head_dim, n_pairs = rule.inv_freq.size;
+  const float share = 1.0f / static_cast<float>(rule.block_tokens);
+  parallel_for(n, [&](size_t i, size_t) {
+    float sum[kMaxBlockKeyDim], cos[kMaxBlockKeyDim / 2], sin[kMaxBlockKeyDim / 2];
+    const size_t block = first + i, position = block * rule.block_tokens;
+    std::fill_n(sum, dim, 0.0f);
+    table.add_kv_rows_f32(keys.type, sum, keys.row(position), nullptr, rule.block_tokens, dim);
+    table.scale_f32(sum, sum, share, dim);
+    table.rms_norm_f32(sum, sum, rule.norm, dim, rule.norm_eps);
+    for (size_t k = 0; k < n_pairs; ++k) {  // as fill_rope_table
+      const double angle = static_cast<double>(position) * static_cast<double>(rule.inv_freq[k]);
+      cos[k] = rule.rope_factor * static_cast<float>(std::cos(angle));
+      sin[k] = rule.rope_factor * static_cast<float>(std::sin(angle));
+    }
+    table.rope_f32(sum, cos, sin, n_pairs);
+    table.store_kv_row_f32(blocks.type, blocks.row(block), sum, dim);
+  });
 }
 
 }  // namespace edgeh2o

@@ -1,6 +1,6 @@
-// What the queries of a layer with a lightning indexer read: the positions whose scores are the largest, of
-// equal ones those of the lower positions, and none whose score is no number; where there are no more
-// positions than are read, all.
+// What the queries of a layer with an indexer read: the positions whose scores are the largest, of equal ones
+// those of the lower positions, and none whose score is no number; where there are no more positions than are
+// read, all. Where blocks of positions are scored, those of the best blocks, and all behind the last block.
 #pragma once
 
 #include "base/arena.h"
@@ -33,8 +33,14 @@ class IndexChoice {
     return IndexChoice(table, heads, max_context, nullptr, n_threads).n_used_;
   }
 
-  // Queries q [n][n_heads * key_dim] and weights [n][n_heads] of the tokens from `position` on, whose keys
-  // are written. What comes out for one depends neither on the others nor on the number of threads.
+  // Whether anything is ever chosen in a sequence of so many positions.
+  static bool chooses(const IndexHeads& heads, size_t max_context) {
+    return heads.has_own() && heads.most_read() < max_context;
+  }
+
+  // Queries q [n][n_heads * key_dim] and weights [n][n_heads] of the tokens from `position` on, whose keys,
+  // of tokens or of blocks, are written. What comes out for one depends neither on the others nor on the
+  // number of threads.
   void run(MatView<const float> q, MatView<const float> weights, const KvRows& keys, size_t position,
            const ChosenPositions& out) const;
 
@@ -45,10 +51,22 @@ class IndexChoice {
   const KernelTable& table_;
   IndexHeads heads_;
   size_t max_context_;
-  float* scores_;  // [kTogether][max_context]
+  float* scores_;  // [kTogether][max_context] of keys
   float* panels_;  // [n_threads] keys of a block
   float* ranked_;  // [n_threads][max_context]
   size_t panel_floats_, n_used_;
 };
+
+// The keys of blocks [first, first + n) of tokens, of all of which there are keys: the mean of those, normed
+// by weights [key_dim], and rotated by the position of the block's first token.
+struct BlockKeys {
+  size_t block_tokens;
+  const float* norm;
+  float norm_eps;
+  Span<const float> inv_freq;  // radians per position of the rotated pairs
+  float rope_factor;
+};
+void pool_keys(const KernelTable& table, const BlockKeys& rule, const KvRows& keys, size_t first, size_t n,
+               const KvRows& blocks);
 
 }  // namespace edgeh2o

@@ -20,10 +20,13 @@ struct Recurrence {
   ScanSizes scan;
   size_t conv_dim = 0, n_conv_taps = 1;
   WkvHeads wkv{};  // whose "convolution" is the last input of the mixer, and of a network that looks back
+  // Beside them the last inputs of another convolution, which has nothing to do with the matrices.
+  size_t history_rows = 0, history_dim = 0;
 
   bool is_none() const { return n_values() == 0; }
   size_t n_matrices() const { return delta.n_state() + ssd.n_state() + scan.n_state() + wkv.n_state(); }
-  size_t n_values() const { return n_matrices() + (n_conv_taps - 1) * conv_dim; }
+  size_t history_at() const { return n_matrices() + (n_conv_taps - 1) * conv_dim; }
+  size_t n_values() const { return history_at() + history_rows * history_dim; }
   // Of a token: gates of heads, a rate and one decay or more each, and what comes out of the matrices.
   size_t n_gates() const { return std::max(delta.n_value_heads, ssd.n_heads); }
   size_t n_decays() const { return std::max(delta.n_decays(), ssd.n_heads); }

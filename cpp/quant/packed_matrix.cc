@@ -292,6 +292,16 @@ PackedMatrix::PackedMatrix(const FormatInfo& info, size_t panel_cols, bool is_si
   pack_rows(info, data, 0, rows, row_order);
 }
 
+// One row is one panel of one column: blocks are read as everywhere else.
+void dequantize_blocks(const FormatInfo& info, const uint8_t* row, size_t cols, uint8_t* buffer, float* out) {
+  if (info.is_quantised) {
+    pack_quantised_column(info.format, buffer, row, 0, 1, cols / kBlock, false);
+  } else {
+    std::memcpy(buffer, row, cols * info.block_bytes);
+  }
+  PackedMatrix(info, 1, false, 1, cols, static_cast<const uint8_t*>(buffer)).dequantize_row(out, 0);
+}
+
 PackedMatrix PackedMatrix::first_rows(size_t n) const {
   EH2O_CHECK(n > 0 && (n == rows_ || (n < rows_ && n % panel_cols_ == 0)), n, " of ", rows_,
              " rows are no whole panels of ", panel_cols_);

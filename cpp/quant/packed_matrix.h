@@ -31,6 +31,9 @@ const FormatInfo& format_info(PackedFormat format);
 void check_tensor_data(const FormatInfo& info, size_t n_bytes, size_t rows, size_t cols,
                        const int32_t* row_order);
 
+// The weights of one row of GGUF blocks as f32. buffer: as many bytes as the row has as f32, aligned.
+void dequantize_blocks(const FormatInfo& info, const uint8_t* row, size_t cols, uint8_t* buffer, float* out);
+
 struct LowRankUpdate;
 using LowRankUpdates = std::vector<LowRankUpdate>;  // of a matrix, by ascending adapters
 

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/parallel.h"
+#include "ops/index_choice.h"
 
 namespace edgeh2o {
 namespace {
@@ -45,6 +46,10 @@ AttentionState::AttentionState(const KernelTable& table, const AttentionHeads& h
   if (heads.index.has_own()) {
     const CacheType type = types.k == CacheType::kF32 ? CacheType::kF32 : CacheType::kF16;
     index_ = take_rows(type, max_context, heads.index.key_dim, arena);
+    block_tokens_ = heads.index.scored_together();
+    if (heads.index.scores_blocks() && IndexChoice::chooses(heads.index, max_context)) {
+      blocks_ = take_rows(type, max_context / block_tokens_, heads.index.key_dim, arena);
+    }
   }
 }
 

@@ -1,6 +1,7 @@
 // The KV cache of one layer: keys and values of every position, [kv_head][position] rows.
 #pragma once
 
+#include <algorithm>
 #include <string>
 
 #include "base/arena.h"
@@ -28,6 +29,13 @@ class AttentionState final : public LayerState {
   // Keys of the layer's indexer, one per position, if it has one of its own.
   bool has_index() const { return index_.head_dim > 0; }
   const KvRows& index_rows() const { return index_; }
+  // Where it scores blocks of tokens, their keys, made of those: of the first n_blocks() blocks. They are
+  // never saved.
+  bool has_blocks() const { return blocks_.head_dim > 0; }
+  const KvRows& block_rows() const { return blocks_; }
+  size_t n_blocks() const { return n_blocks_; }
+  size_t n_whole_blocks() const { return n_tokens_ / block_tokens_; }
+  void count_blocks() { n_blocks_ = n_whole_blocks(); }
   void set_sinks(const float* sinks) { kv_.sinks = sinks; }  // of the layer that attends next
   size_t n_kv_heads() const { return n_kv_heads_; }
 
@@ -44,18 +52,25 @@ class AttentionState final : public LayerState {
 
   size_t n_tokens() const override { return n_tokens_; }
   void advance(size_t n_tokens) override { n_tokens_ += n_tokens; }
-  void rewind(size_t n_tokens) override { n_tokens_ = n_tokens; }
+  void rewind(size_t n_tokens) override {
+    n_tokens_ = n_tokens;
+    n_blocks_ = std::min(n_blocks_, n_whole_blocks());
+  }
   void renumber(size_t n_tokens) override { n_tokens_ = n_tokens; }
   void save(ByteWriter&) const override {}
-  void load(size_t n_tokens, ByteReader&) override { n_tokens_ = n_tokens; }
+  // The rows are written later.
+  void load(size_t n_tokens, ByteReader&) override {
+    n_tokens_ = n_tokens;
+    n_blocks_ = 0;
+  }
 
  private:
   const KernelTable* table_;
   size_t n_kv_heads_;
   bool values_are_keys_;
   LayerKv kv_;
-  KvRows index_;
-  size_t n_tokens_ = 0;
+  KvRows index_, blocks_;
+  size_t n_tokens_ = 0, block_tokens_ = 1, n_blocks_ = 0;
 };
 
 }  // namespace edgeh2o

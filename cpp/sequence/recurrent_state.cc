@@ -20,6 +20,7 @@ RecurrentState::RecurrentState(const Recurrence& recurrence, size_t most_ahead, 
   if (most_ahead < 2) return;
   ahead_ = arena.take<float>(recurrence.n_values());
   inputs_ = arena.take<float>(most_ahead * recurrence.conv_dim);
+  history_ = arena.take<float>(most_ahead * recurrence.history_dim);
   if (recurrence.n_matrices() == 0) return;
   rows_ = arena.take<float>(most_ahead * recurrence.row_dim());
   rates_ = arena.take<float>(most_ahead * recurrence.n_gates());
@@ -62,6 +63,10 @@ void RecurrentState::note_part(size_t begin, size_t column, MatView<const float>
   copy_rows(inputs, {inputs_ + begin * stride + column, inputs.rows, inputs.cols, stride});
 }
 
+void RecurrentState::note_history(size_t begin, MatView<const float> inputs) {
+  copy_rows(inputs, noted(history_, begin, inputs));
+}
+
 void RecurrentState::note_changes(size_t begin, MatView<const float> rows) {
   copy_rows(rows, noted(rows_, begin, rows));
 }
@@ -102,6 +107,10 @@ void RecurrentState::settle(const KernelTable& table) {
     const MatView<float> out{discarded_, n, recurrence_.out_dim(), 0};  // one row for all tokens
     keep_inputs(kept(inputs_, recurrence_.conv_dim), recurrence_.n_conv_taps,
                 own.at(recurrence_.n_matrices()));
+    if (recurrence_.history_rows > 0) {
+      keep_inputs(kept(history_, recurrence_.history_dim), recurrence_.history_rows + 1,
+                  own.at(recurrence_.history_at()));
+    }
     if (!recurrence_.delta.is_none()) {
       delta_net(table, recurrence_.delta, rows, rates, decays, own, out, nullptr);
     } else if (!recurrence_.ssd.is_none()) {

@@ -25,6 +25,7 @@ class RecurrentState final : public LayerState {
   // Of all tokens; throws std::invalid_argument where that is not settled.
   float* values();
   size_t n_values() const { return recurrence_.n_values(); }
+  size_t history_at() const { return recurrence_.history_at(); }  // of these numbers
   // How often the numbers were replaced by others than those of the next tokens: who keeps a copy elsewhere,
   // on a device, has to take them again.
   size_t n_replaced() const { return n_replaced_; }
@@ -40,6 +41,8 @@ class RecurrentState final : public LayerState {
                  MatView<const float> decays);
   // Those of a layer that keeps the inputs of two shifts, one at a time: the columns from `column` on.
   void note_part(size_t begin, size_t column, MatView<const float> inputs);
+  // [n][history_dim], where there is a history.
+  void note_history(size_t begin, MatView<const float> inputs);
   // [n][row_dim] of RWKV, as wkv or wkv6 takes them.
   void note_changes(size_t begin, MatView<const float> rows);
   void note_scan(size_t begin, MatView<const float> x, MatView<const float> steps, MatView<const float> bc,
@@ -63,6 +66,7 @@ class RecurrentState final : public LayerState {
   float* values_;
   float* ahead_ = nullptr;                      // numbers after all tokens of the call
   float *inputs_ = nullptr, *rows_ = nullptr;   // [most_ahead][conv_dim] and [row_dim]
+  float* history_ = nullptr;                    // [most_ahead][history_dim]
   float *rates_ = nullptr, *decays_ = nullptr;  // [most_ahead][n_gates] and [n_decays]
   float *steps_ = nullptr, *bc_ = nullptr;      // [most_ahead][n_channels] and [bc_dim] of a scan
   const float* a_ = nullptr;                    // of a scan

@@ -160,6 +160,8 @@ class Sequence {
   // whose keys are in the cache, choose by the layer's own indexer: see IndexChoice.
   void choose(size_t layer, MatView<const float> q, MatView<const float> weights, size_t position,
               uint8_t* scratch, size_t n_threads, const ChosenPositions& out) const;
+  // Before it, where the indexer scores blocks: makes the keys of those whose tokens are all in the cache.
+  void pool_blocks(size_t layer, const BlockKeys& rule);
   // `attend` of a prefill call to what its rows have chosen: in chunks, as other layers do, as far as they
   // read everything; and the attention of single rows from `position` on, generated ones if it is_decode.
   void attend_chosen(size_t layer, MatView<const float> q, const ChosenPositions& chosen, PromptEnd end,

@@ -7,15 +7,24 @@ namespace edgeh2o {
 
 size_t Sequence::most_chosen() const {
   size_t most = 0;
-  for (const AttentionPlan& plan : plans_) most = std::max(most, plan.shape.heads.index.top_k);
+  for (const AttentionPlan& plan : plans_) most = std::max(most, plan.shape.heads.index.most_read());
   return most;
 }
 
 void Sequence::choose(size_t layer, MatView<const float> q, MatView<const float> weights, size_t position,
                       uint8_t* scratch, size_t n_threads, const ChosenPositions& out) const {
   const AttentionPlan& plan = this->plan(layer);
+  const AttentionState& state = this->layer(layer);
   IndexChoice(plan.table, plan.shape.heads.index, plan.shape.max_context, scratch, n_threads)
-      .run(q, weights, this->layer(layer).index_rows(), position, out);
+      .run(q, weights, state.has_blocks() ? state.block_rows() : state.index_rows(), position, out);
+}
+
+void Sequence::pool_blocks(size_t layer, const BlockKeys& rule) {
+  AttentionState& state = this->layer(layer);
+  if (!state.has_blocks()) return;
+  const size_t first = state.n_blocks();
+  pool_keys(table_, rule, state.index_rows(), first, state.n_whole_blocks() - first, state.block_rows());
+  state.count_blocks();
 }
 
 void Sequence::attend_chosen(size_t layer, MatView<const float> q, const ChosenPositions& chosen,
@@ -32,7 +41,10 @@ void Sequence::attend_chosen(size_t layer, MatView<const float> q, const ChosenP
     read_chosen(layer, q.rows_from(n_free, n), first + n_free, chosen.rows_from(n_free), false, scratch,
                 n_threads, out.rows_from(n_free, n));
   }
-  for (size_t row = n_free; row < q.rows; ++row) n_pairs += static_cast<uint64_t>(chosen.counts[row]);
+  const size_t n_kv_heads = this->layer(layer).n_kv_heads();  // of which all read the same
+  for (size_t row = n_free; row < q.rows; ++row) {
+    n_pairs += n_kv_heads * static_cast<uint64_t>(chosen.counts[row]);
+  }
   count_pairs(n_pairs, causal_pairs(first, q.rows, 0));
 }
 
@@ -41,17 +53,22 @@ void Sequence::read_chosen(size_t layer, MatView<const float> q, size_t position
                            MatView<float> out) {
   const AttentionState& state = this->layer(layer);
   const KvRows& index = state.index_rows();
+  const size_t scored_together = plan(layer).shape.heads.index.scored_together();
   DecodeAttention attention(plan(layer), scratch, n_threads);
   for (size_t first = 0; first < q.rows; first += kMaxDecodeTokens) {
     const size_t n = std::min(kMaxDecodeTokens, q.rows - first);
     for (size_t i = 0; i < n; ++i) {
       const size_t row = first + i, own = position + row;
       const auto count = static_cast<size_t>(chosen.counts[row]);
-      if (count > 0) {
-        attention.set_positions(i, 0, chosen.row(row), count);
-        if (is_decode) n_decode_bytes_ += (own + 1) * kv_row_bytes(index.type, index.head_dim);
-      } else {
-        attention.set_memory(i, 0, MemorySet::all_seen(own, 0), own, state.rows());
+      for (size_t head = 0; head < state.n_kv_heads(); ++head) {
+        if (count > 0) {
+          attention.set_positions(i, head, chosen.row(row), count);
+        } else {
+          attention.set_memory(i, head, MemorySet::all_seen(own, 0), own, state.rows());
+        }
+      }
+      if (is_decode && count > 0) {
+        n_decode_bytes_ += (own + 1) / scored_together * kv_row_bytes(index.type, index.head_dim);
       }
       if (is_decode && !reads_.empty()) note_chosen(layer, chosen.row(row), count, own);
     }
@@ -61,9 +78,12 @@ void Sequence::read_chosen(size_t layer, MatView<const float> q, size_t position
 }
 
 void Sequence::note_chosen(size_t layer, const int32_t* positions, size_t count, size_t position) {
-  std::vector<int32_t>& noted = reads_[policy_->shape().first_slots[layer]];
-  noted.assign(positions, positions + count);
-  for (size_t i = 0; count == 0 && i <= position; ++i) noted.push_back(static_cast<int32_t>(i));
+  const size_t first = policy_->shape().first_slots[layer];
+  for (size_t head = 0; head < this->layer(layer).n_kv_heads(); ++head) {
+    std::vector<int32_t>& noted = reads_[first + head];
+    noted.assign(positions, positions + count);
+    for (size_t i = 0; count == 0 && i <= position; ++i) noted.push_back(static_cast<int32_t>(i));
+  }
 }
 
 }  // namespace edgeh2o

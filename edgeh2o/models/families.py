@@ -80,6 +80,7 @@ MODULES = (
     "qwen2",
     "qwen3",
     "qwen35",
+    "qwen4exp",
     "rwkv6",
     "rwkv7",
     "seed_oss",

@@ -35,6 +35,7 @@ class HybridRule:
             delta nets in all but every so many layers, of which the last attends;
             "attention_mamba2" is in all layers.
         is_grouped: the value heads of a delta net that share a key head are neighbours.
+        has_sigmoid: what comes out of a delta net is multiplied by sigmoids, not by SiLU.
         row_decays: rows of the states of a delta net decay by themselves (Kimi Delta Attention),
             and it is in layers without KV heads: to a bound that files give, or without any, by
             vectors as long as a head ("unbounded").
@@ -55,6 +56,7 @@ class HybridRule:
         "short_conv", "delta_net", "mamba1", "mamba2", "attention_mamba2", "rwkv6", "rwkv7", "none"
     ]
     is_grouped: bool = False
+    has_sigmoid: bool = False
     row_decays: Literal["none", "bounded", "unbounded"] = "none"
     has_one_branch: bool = False
     has_attention: bool = True
@@ -133,7 +135,8 @@ def _read_sizes(keys: ArchitectureKeys, rule: HybridRule) -> dict[str, Any]:
     if rule.row_decays != "none":
         return {**taps, **_read_row_decays(keys, is_bounded=rule.row_decays == "bounded")}
     if rule.mixer == "delta_net":
-        return {**taps, "has_grouped_delta_heads": rule.is_grouped, **_read_delta_net(keys)}
+        kind = {"has_grouped_delta_heads": rule.is_grouped, "has_delta_sigmoid": rule.has_sigmoid}
+        return {**taps, **kind, **_read_delta_net(keys)}
     if rule.mixer == "mamba1":
         return {**taps, **_read_mamba1(keys, rule)}
     return {**taps, **(_read_selecting(keys) if rule.selects else _read_mamba2(keys))}

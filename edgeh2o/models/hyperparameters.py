@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 
 from ..errors import FormatError
 from ..formats.metadata import Metadata
-from ..model_config import LayerConfig, own_layers
+from ..model_config import LayerConfig, NgramConfig, own_layers
 from ..option_fields import MAX_CONTEXT
 from ..rope_config import RopeConfig
 from .experts import MAX_WIDTH, ExpertRule, FeedForwardSizes, read_feed_forward
 from .hybrids import HybridRule, replace_attention, scan_sizes, ssd_sizes, wkv_sizes
-from .indexer import index_sizes, with_indexers
+from .indexer import index_sizes, with_block_indexers, with_indexers
 from .keys import ArchitectureKeys
 from .latent import LatentLayout, LatentRule, latent_sizes, read_latent
+from .mixed_streams import ngram_sizes, read_ngrams, read_streams, with_ngrams
 from .passes import layers_of_passes, read_cycles, read_loops
 from .rope import (
     BASE_RANGE,
@@ -54,7 +55,8 @@ class Hyperparameters:
     """Shape of a decoder and of its layers, and what its RoPE frequencies are made of.
 
     ``sliding_rope_base`` and ``sliding_rope_scaling`` are those of layers with a sliding window.
-    ``n_drafting_layers`` lie behind the others in the file and guess tokens ahead. ``passes``,
+    ``n_drafting_layers`` lie behind the others in the file and guess tokens ahead. ``n_streams``,
+    ``stream_rank``, ``ngrams``, ``passes``,
     ``norms_passes`` and ``has_two_states``: see ``DecoderConfig``; ``layers`` has those of all
     passes.
     """
@@ -79,6 +81,9 @@ class Hyperparameters:
     n_drafting_layers: int
     latent: LatentLayout | None = None
     laurel_rank: int = 0
+    n_streams: int = 0
+    stream_rank: int = 0
+    ngrams: NgramConfig | None = None
     passes: tuple[int, ...] = ()
     norms_passes: bool = False
     has_two_states: bool = False
@@ -118,6 +123,10 @@ class Hyperparameters:
             "n_other_streams": N_STREAMS - 1,
             "n_stream_pairs": N_STREAMS**2,
             "laurel_rank": self.laurel_rank,
+            "n_mixed_streams": self.n_streams,
+            "streams_dim": self.n_streams * self.model_dim,
+            "stream_rank": self.stream_rank,
+            **ngram_sizes(self.ngrams),
             "model_dim": self.model_dim,
             "hidden_pair_dim": 2 * self.model_dim,
             "ffn_dim": layer.ffn_dim,
@@ -163,6 +172,8 @@ def read_hyperparameters(
     shares_kv: bool = False,
     has_token_inputs: bool = False,
     streams: StreamRule | None = None,
+    mixes_streams: bool = False,
+    scores_blocks: bool = False,
     hybrid: HybridRule | None = None,
     has_drafting_layers: bool = False,
     latent: LatentRule | None = None,
@@ -237,6 +248,12 @@ def read_hyperparameters(
         layers = _share_kv(keys, layers, default=None if streams is not None else 0)
     if streams is not None:
         layers = with_cutoffs(keys, streams, layers)
+    if scores_blocks:
+        layers = with_block_indexers(keys, rotary_dim, layers)
+    vocab_size = _read_vocab_size(keys)
+    n_streams, stream_rank = read_streams(keys) if mixes_streams else (0, 0)
+    ngrams = read_ngrams(keys, layers, model_dim, vocab_size) if mixes_streams else None
+    layers = with_ngrams(layers, ngrams, n_streams * model_dim)
     context_length = keys.integer("context_length", maximum=MAX_CONTEXT)
     if has_loops:
         passes, norms_passes = read_loops(keys, MAX_LAYERS)
@@ -252,7 +269,7 @@ def read_hyperparameters(
         head_dim=head_dim,
         rotary_dim=rotary_dim,
         feed_forward=feed_forward,
-        vocab_size=_read_vocab_size(keys),
+        vocab_size=vocab_size,
         context_length=context_length,
         norm_eps=_read_norm_eps(keys, has_one_branch, has_layer_norm),
         rope_base=rope_base,
@@ -272,6 +289,9 @@ def read_hyperparameters(
         n_token_types=metadata.get_int(TOKEN_TYPES_KEY, minimum=1, maximum=MAX_TOKEN_TYPES)
         if has_token_types
         else 0,
+        n_streams=n_streams,
+        stream_rank=stream_rank,
+        ngrams=ngrams,
     )
 
 

@@ -1,7 +1,8 @@
 """Lightning indexers of DeepSeek sparse attention: what files say of them.
 
 A small head of its own in a layer of latent attention scores all tokens, and the layer's queries
-read those with the largest scores (DeepSeek-V3.2, 2025, section 2.1).
+read those with the largest scores (DeepSeek-V3.2, 2025, section 2.1). Those of Qwen3.8-Flash-Next
+score blocks of tokens, beside plain attention.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from ..model_config import LatentHeads, LayerConfig
 from .keys import ArchitectureKeys
 
 TYPES_KEY = "attention.indexer.types"
+RATIOS_KEY = "attention.compress_ratios"
+MAX_BLOCK_TOKENS = 64
 MAX_INDEX_HEADS = 2**10
 MAX_INDEX_DIM = 1024
 MAX_TOP_K = 2**24
@@ -67,6 +70,40 @@ def with_indexers(
             index_top_k=top_k,
         )
         for layer, has_own in zip(layers, _read_types(keys, rule), strict=True)
+    )
+
+
+def with_block_indexers(
+    keys: ArchitectureKeys, rotary_dim: int, layers: tuple[LayerConfig, ...]
+) -> tuple[LayerConfig, ...]:
+    """The layers, of which those that attend have an indexer of blocks, where a file says so.
+
+    Raises ``FormatError`` that names the key.
+    """
+    sizes = keys.integers(RATIOS_KEY, minimum=0, maximum=MAX_BLOCK_TOKENS, default=0)
+    if not any(sizes):
+        return layers
+    n_heads = keys.integer("attention.indexer.head_count", maximum=MAX_INDEX_HEADS)
+    key_dim = keys.integer(
+        "attention.indexer.key_length", minimum=rotary_dim, maximum=MAX_INDEX_DIM
+    )
+    top_k = keys.integer("attention.indexer.top_k", maximum=MAX_TOP_K)
+    if odd := [size for size in sizes if size and top_k % size]:
+        raise FormatError(
+            f"{keys.quoted('attention.indexer.top_k')} is {top_k}, which is not a multiple of the "
+            f"{odd[0]} tokens of a block ({keys.quoted(RATIOS_KEY)})"
+        )
+    return tuple(
+        replace(
+            layer,
+            index_heads=n_heads,
+            index_key_dim=key_dim,
+            index_top_k=top_k,
+            index_block_tokens=size,
+        )
+        if size and layer.mixer == "attention"
+        else layer
+        for layer, size in zip(layers, sizes, strict=True)
     )
 
 

@@ -38,10 +38,12 @@ _TWO_GATES = (
     tensor("blk.{layer}.ssm_beta.weight", "model_dim", "n_delta_heads"),
     tensor("blk.{layer}.ssm_alpha.weight", "model_dim", "n_delta_heads"),
 )
+# Of newer models.
+DELTA_NET = _delta_net(*_TWO_GATES)
 _ONE_MATRIX = (
     tensor("blk.{layer}.ssm_ba.weight", "model_dim", "n_delta_gates", groups="n_delta_key_heads"),
 )
-_GATED_ATTENTION = tensors_of(
+GATED_ATTENTION = tensors_of(
     "attention",
     (
         tensor(
@@ -57,7 +59,7 @@ _GATED_ATTENTION = tensors_of(
         *blocks.HEAD_NORMS,
     ),
 )
-_EXPERTS = (*blocks.EXPERTS, *blocks.SHARED_EXPERT, *blocks.SHARED_EXPERT_GATE)
+QWEN_EXPERTS = (*blocks.EXPERTS, *blocks.SHARED_EXPERT, *blocks.SHARED_EXPERT_GATE)
 
 for _name in ("qwen35", "qwen35moe", "qwen3next"):
     _is_next = _name == "qwen3next"
@@ -77,9 +79,9 @@ for _name in ("qwen35", "qwen35moe", "qwen3next"):
             tensors=(
                 *blocks.EMBEDDINGS,
                 *blocks.RENAMED_PRE_NORMS,
-                *_GATED_ATTENTION,
-                *_delta_net(*(_ONE_MATRIX if _is_next else _TWO_GATES)),
-                *(_EXPERTS if _has_experts else blocks.FEED_FORWARD),
+                *GATED_ATTENTION,
+                *(_delta_net(*_ONE_MATRIX) if _is_next else DELTA_NET),
+                *(QWEN_EXPERTS if _has_experts else blocks.FEED_FORWARD),
             ),
         )
     )

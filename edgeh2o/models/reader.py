@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any, Literal
 
+from .. import _core
 from ..errors import FormatError, UsageError
 from ..formats.fingerprint import fingerprint_weights
 from ..formats.lora_file import ADAPTER, TYPE_KEY
@@ -34,6 +35,7 @@ from .hyperparameters import (
 )
 from .joined import bind_joined
 from .key_biases import mark_key_biases
+from .mixed_streams import TABLE_TENSOR, find_table
 from .passes import LOOPS_KEY
 from .ranking import RANK_TENSOR, read_ranking
 from .refusals import refuse_unread
@@ -90,13 +92,24 @@ def read_model(
         left_out = [name for name in gguf.tensors if drafting and name.startswith(drafting)]
         ranking = [RANK_TENSOR] if spec.can_rank else []
         modules = list(DENSE_TENSORS) if spec.has_dense_modules else []
+        if shape.ngrams is not None:
+            table = find_table(gguf.tensors, shape.ngrams, _core.supported_types())
+            shape = replace(shape, ngrams=replace(shape.ngrams, n_rows=table.rows))
+            ranking.append(TABLE_TENSOR)
         bindings = bind_joined(
             gguf.tensors,
             spec.rules(shape, is_fused=FUSED_TENSOR in gguf.tensors),
             shape,
             architecture=spec.name,
             interleaved=spec.qk_row_order == "interleaved",
-            read_elsewhere=[*factors, *left_out, *spec.unused_tensors, *ranking, *modules],
+            read_elsewhere=[
+                *factors,
+                *left_out,
+                *spec.unused_tensors,
+                *ranking,
+                *modules,
+                *_unread(spec, shape),
+            ],
         )
         if cause := check_logit_scaling(shape.rope_scaling):
             raise FormatError(f"{cause} is not supported for the architecture {spec.name!r}")
@@ -111,6 +124,18 @@ def read_model(
         return mark_key_biases(config, gguf, bindings), bindings
     except FormatError as error:
         raise FormatError(f"{gguf.path}: {error}") from None
+
+
+def _unread(spec: ArchitectureSpec, shape: Hyperparameters) -> list[str]:
+    """Indexers of layers that a file has read everything."""
+    if not spec.scores_blocks:
+        return []
+    return [
+        f"blk.{i}.indexer.{name}.weight"
+        for i, layer in enumerate(shape.layers)
+        if layer.mixer == "attention" and not layer.index_heads
+        for name in ("q_proj", "k_proj", "q_norm", "k_norm")
+    ]
 
 
 def _mark_dense(gguf: ModelTensors, shape: Hyperparameters) -> Hyperparameters:
@@ -244,6 +269,9 @@ def _make_config(
         has_output_scale=spec.has_output_scale,
         has_streams=spec.streams is not None,
         laurel_rank=shape.laurel_rank,
+        n_streams=shape.n_streams,
+        stream_rank=shape.stream_rank,
+        ngrams=shape.ngrams,
         output_gate=spec.output_gate,
         head_gate=spec.head_gate,
         embedding_scale=math.sqrt(shape.model_dim) if spec.scales_embedding_by_width else 1.0,
@@ -364,7 +392,7 @@ def _optional_keys(spec: ArchitectureSpec) -> set[str]:
         "rope.scaling.yarn_log_multiplier": spec.rope.has_log_multiplier,
         TEMPERATURE_KEY: spec.rope.has_temperature or spec.rope.unrotated_temperature is not None,
         SHARED_KV_KEY: spec.shares_kv,
-        TOKEN_INPUT_KEY: spec.has_token_inputs,
+        TOKEN_INPUT_KEY: spec.has_token_inputs or spec.mixes_streams,
         DRAFTING_KEY: spec.has_drafting_layers,
         LOOPS_KEY: spec.has_loops,
         NORMS_KEY: spec.hybrid is not None and not spec.hybrid.has_norms,

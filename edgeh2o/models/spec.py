@@ -79,6 +79,9 @@ class ArchitectureSpec:
         shares_kv: the last layers may read the keys and values of others.
         has_token_inputs: layers may have inputs of their own per token.
         streams: None: every token has one residual stream.
+        mixes_streams: every token has several, which are mixed before every branch, and n-grams may
+            be looked up for them.
+        scores_blocks: layers with attention may have an indexer that scores blocks of tokens.
         has_drafting_layers: files may have layers behind the last that guess tokens ahead. Nothing
             that they compute goes into the answer.
         can_draft: where there is one such layer, with attention, it may do so; else they are left
@@ -102,7 +105,7 @@ class ArchitectureSpec:
     qk_row_order: Literal["interleaved", "half_split"]
     activation: str
     norm: Literal["rms", "biased_rms", "layer"] = "rms"
-    norm_placement: Literal["pre", "post", "both", "sum"] = "pre"
+    norm_placement: Literal["pre", "post", "both", "sum", "none"] = "pre"
     is_causal: bool = True
     has_norm_weights: bool = True
     is_parallel: bool = False
@@ -146,6 +149,8 @@ class ArchitectureSpec:
     shares_kv: bool = False
     has_token_inputs: bool = False
     streams: StreamRule | None = None
+    mixes_streams: bool = False
+    scores_blocks: bool = False
     has_drafting_layers: bool = False
     can_draft: bool = False
     can_rank: bool = False
@@ -175,6 +180,8 @@ class ArchitectureSpec:
             shares_kv=self.shares_kv,
             has_token_inputs=self.has_token_inputs,
             streams=self.streams,
+            mixes_streams=self.mixes_streams,
+            scores_blocks=self.scores_blocks,
             hybrid=self.hybrid,
             has_drafting_layers=self.has_drafting_layers,
             latent=self.latent,

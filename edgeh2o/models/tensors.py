@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from math import prod
 from typing import TYPE_CHECKING
 
 from .. import _core
@@ -49,8 +50,8 @@ class TensorRule:
     last. Layers that share keys and values leave out what is ``of_kv``, or have it for nothing.
     ``is_vectors``: rows are vectors, not a matrix. Only layers ``of`` a kind have it, if one is
     named: a mixer, "experts" and "dense" in a mixture of experts with layers of both, "indexer",
-    "shared_values" (of RWKV-7's layers behind the first), "wkv_gates", "wkv_norms" or "mixer_norm"
-    (layers that have one).
+    "ngrams", "shared_values" (of RWKV-7's layers behind the first), "wkv_gates", "wkv_norms" or
+    "mixer_norm" (layers that have one).
     ``groups`` names the number of groups of rows, each of which has two halves: the core has the
     second halves of all groups first if ``swaps_halves``, else the first. ``tail_of`` names the
     size of a head whose last rows are those that RoPE turns, of a matrix that is ``rotated``,
@@ -59,7 +60,8 @@ class TensorRule:
     ``rotated`` in part.
     ``repeats`` names how often the ``parts`` follow each other; names that contain ``{part}`` then
     get the number of the repetition. A layer without the tensor has that of the name ``stand_in``
-    in its place, if one is named.
+    in its place, if one is named. What ``flattens`` is one vector, which may have several rows in a
+    file.
     """
 
     name: str
@@ -78,6 +80,7 @@ class TensorRule:
     stand_in: str = ""
     head_of: str = ""
     rotated_part: str = ""
+    flattens: bool = False
 
 
 def tensor(
@@ -96,6 +99,7 @@ def tensor(
     repeats: str = "",
     stand_in: str = "",
     rotated_part: str = "",
+    flattens: bool = False,
 ) -> TensorRule:
     """A ``TensorRule`` written as one line of a table."""
     return TensorRule(
@@ -114,6 +118,7 @@ def tensor(
         repeats,
         stand_in,
         rotated_part=rotated_part,
+        flattens=flattens,
     )
 
 
@@ -226,6 +231,8 @@ def bind_tensors(
         if name not in by_name:
             continue
         rule, layer = by_name[name]
+        if rule.flattens:
+            info = replace(info, shape=(prod(info.shape),))
         _check_tensor(info, rule, sizes[layer])
         if name in unread:
             continue
@@ -295,6 +302,7 @@ def _kinds(layer: LayerConfig) -> tuple[str, ...]:
         ("wkv_gates", layer.wkv_gate_rank),
         ("wkv_norms", layer.wkv_norms_heads),
         ("mixer_norm", layer.has_mixer_norm),
+        ("ngrams", layer.history_rows),
     ]
     own = [name for name, is_there in more if is_there]
     return layer.mixer, "dense" if layer.is_dense else "experts", *own

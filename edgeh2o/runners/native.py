@@ -12,10 +12,11 @@ from weakref import WeakValueDictionary
 from .. import _core
 from ..attention.base import has_equal_kv_heads
 from ..config import PACKED_OFF
-from ..errors import ResourceError, UsageError
+from ..errors import FormatError, ResourceError, UsageError
 from ..formats.fingerprint import with_adapters
 from ..formats.gguf import GgufFile
 from ..model_config import DecoderConfig
+from ..models.mixed_streams import TABLE_TENSOR
 from ..rope_config import ROPE_OF_FILE, RopeConfig
 from .base import SessionShape
 from .core_config import core_config
@@ -104,6 +105,7 @@ class NativeModelFile(GgufModelFile):
         ``meanwhile()`` is called once the packing has begun. Matrices that were kept are mapped.
         """
         core_model = _core.Model(core_config(self.config))
+        self._set_ngram_rows(core_model)
         kept = self._kept_weights(core_model)
         with nullcontext(False) if kept is None else kept.found_or_awaited() as is_mapped:
             tokenizer = self._read_weights(
@@ -118,6 +120,18 @@ class NativeModelFile(GgufModelFile):
         if self._adapters is not None:
             self._adapters.add_to(core_model)
         return NativeModel(core_model, self, tokenizer)
+
+    def _set_ngram_rows(self, core_model: _core.Model) -> None:
+        """Their table stays in the file, which may be larger than memory."""
+        if self.config.ngrams is None:
+            return
+        assert isinstance(self._gguf, GgufFile)
+        info = self._gguf.tensors[TABLE_TENSOR]
+        descriptor = self._gguf.source(info).fileno()
+        try:
+            core_model.set_ngram_rows(descriptor, info.type_name, info.offset, info.rows, info.cols)
+        except ValueError as error:
+            raise FormatError(f"{self.path}: {error}") from None
 
     def open_drafting_layer(self) -> DraftingLayerFile:
         """The layer that guesses tokens ahead (MTP), as long as this is open.

@@ -278,16 +278,8 @@ def test_what_a_closed_stream_leaves_is_what_was_read(
 @pytest.mark.parametrize(
     "model",
     [
-        "lfm2",
-        "qwen35",
-        "falcon-h1",
-        "bailingmoe3",
-        "kimi-linear",
-        "rwkv6",
-        "rwkv6qwen2",
-        "rwkv7",
-        "arwkv7",
-        "plamo2",
+        *("lfm2", "qwen35", "qwen4exp", "falcon-h1", "bailingmoe3", "kimi-linear"),
+        *("rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7", "plamo2"),
     ],
 )
 def test_recurrent_layers_take_guesses_back(

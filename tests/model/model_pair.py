@@ -140,7 +140,7 @@ def clear_prompt(pair: ModelPair, n_tokens: int, *, min_margin: float = 2e-5) ->
             return tokens
         run = pair.reference.start(DenseLayer)
         run.prefill(tokens)
-        if min(run.margins) > min_margin:
+        if min(run.margins, default=np.inf) > min_margin:
             return tokens
     raise AssertionError(f"no prompt of {n_tokens} tokens decides every choice clearly")
 

@@ -8,6 +8,8 @@ MODELS: dict[str, dict[str, object]] = {
     "lfm2moe": {"architecture": "lfm2moe", "n_layers": 3},
     "qwen35": {"architecture": "qwen35", "n_layers": 4, "n_conv_taps": 4},
     "qwen3next": {"architecture": "qwen3next", "n_layers": 3},
+    # A convolution of n-grams beside that of a delta net, and indexers that score blocks.
+    "qwen4exp": {"architecture": "qwen4exp", "n_layers": 4, "n_conv_taps": 4},
     # Beside latent attention.
     "bailingmoe3": {
         **{"architecture": "bailingmoe3", "n_layers": 4, "n_conv_taps": 4},

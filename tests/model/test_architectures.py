@@ -56,6 +56,15 @@ MODELS = {
         **{"architecture": "bailingmoe2", "n_experts": 8, "n_experts_used": 3, "rotary_dim": 8},
         **{"n_expert_groups": 4, "n_expert_groups_used": 2, "n_shared_experts": 2},
     },
+    "qwen4exp": {"architecture": "qwen4exp", "n_layers": 4, "n_conv_taps": 4},
+    "qwen4exp-tokens": {
+        **{"architecture": "qwen4exp", "n_layers": 5, "index_block_tokens": 1, "ngram_layer": 4},
+        **{"ngram_tokens": 4, "ngram_heads": 1, "ngram_taps": 2, "model_dim": 96, "tied": False},
+    },
+    "qwen4exp-plain": {
+        **{"architecture": "qwen4exp", "n_layers": 4, "index_block_tokens": 0},
+        **{"ngram_tokens": 0, "n_streams": 2, "stream_rank": 24},
+    },
     "bailingmoe3": {"architecture": "bailingmoe3", "n_layers": 4, "n_conv_taps": 4},
     "kimi-linear": {"architecture": "kimi-linear", "n_layers": 4, "n_conv_taps": 4, "q_rank": 0},
     "chatglm-fused": {"architecture": "chatglm", "rotary_dim": 8, "is_fused": True},
@@ -213,7 +222,7 @@ NO_SPARSE = (
     *("mistral", "phi3-window", "phimoe-window", "starcoder2-window"),
     *("gpt-oss", "deepseek32", "glm-dsa", "mamba", "mamba2", "llama4"),
     *("rwkv6", "rwkv6qwen2", "rwkv6qwen2-plain", "rwkv7", "arwkv7", "arwkv7-bare"),
-    *("granite_swa", "granite_swa-shared", "granite_swa-dense"),
+    *("granite_swa", "granite_swa-shared", "granite_swa-dense", "qwen4exp", "qwen4exp-tokens"),
 )
 
 

@@ -29,6 +29,7 @@ KINDS: dict[str, dict[str, object]] = {
     "llama": {"n_layers": 2},
     "lfm2": {"n_layers": 4},
     "qwen35": {"n_layers": 4},
+    "qwen4exp": {"n_layers": 4},
     "bailingmoe3": {"n_layers": 4},
     "kimi-linear": {"n_layers": 4, "q_rank": 0},
     "granitehybrid": {"n_layers": 4},

@@ -18,6 +18,7 @@ from tests.tiny_models import TinyModelFactory
 KINDS: dict[str, dict[str, object]] = {
     "lfm2": {"n_layers": 4},
     "qwen35": {"n_layers": 4},
+    "qwen4exp": {"n_layers": 4},
     "bailingmoe3": {"n_layers": 4},
     "kimi-linear": {"n_layers": 4, "q_rank": 0},
     "granitehybrid": {"n_layers": 4},
@@ -32,7 +33,7 @@ KINDS: dict[str, dict[str, object]] = {
     "minicpm3": {"n_layers": 2},
     "glm-dsa": {"n_layers": 3, "indexer_period": 2, "n_experts": 0},
 }
-INDEXED = ("glm-dsa",)
+INDEXED = ("glm-dsa", "qwen4exp")
 CONTEXT = 1024
 H2O = H2OConfig(local=24, heavy=24)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from gguf import ExpertGatingFuncType, GGUFWriter, RopeScalingType
 
-from tools.tiny_models import drafting, gemma3n, gemma4, recurrent
+from tools.tiny_models import drafting, gemma3n, gemma4, mixed_streams, recurrent
 from tools.tiny_models.latent import add_expert_metadata, add_latent_metadata
 from tools.tiny_models.model import TinyModel
 from tools.tiny_models.rope import LINEAR_FACTOR, LONGROPE_ATTENTION_FACTOR, rope_sections
@@ -109,6 +109,8 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     elif not model.family.is_latent and model.family.attends:
         writer.add_head_count_kv(model.n_kv_heads)
     recurrent.add_metadata(writer, model)
+    if model.family.mixes_streams:
+        mixed_streams.add_metadata(writer, model)
     if model.family.mamba2 == "other" and not model.family.has_selecting_mamba2:
         writer.add_rope_scaling_finetuned(model.rotates)
     if not model.family.is_latent:

@@ -58,6 +58,10 @@ class TinyModel:
         kv_rank, q_rank, nope_dim, rope_dim, value_dim: of latent attention; a q_rank of 0 is none.
         index_heads, index_key_dim, index_top_k: of indexers, which every so many layers
             (indexer_period) have one of.
+        index_block_tokens: tokens that have one score, of qwen4exp; 0: everything is read.
+        n_streams, stream_rank: residual streams that are mixed, of qwen4exp.
+        ngram_tokens, ngram_heads, ngram_taps, ngram_layer: of n-grams that it looks up; without
+            tokens it does not.
         has_matrices_per_head: its keys and values have matrices per head, of deepseek2.
         rotary_dim: rotated elements per head; None for head_dim.
         rotary_dim_sliding: of layers with a window; None for no key.
@@ -148,6 +152,13 @@ class TinyModel:
     index_key_dim: int = 32
     index_top_k: int = 24
     indexer_period: int = 1
+    index_block_tokens: int = 4
+    n_streams: int = 4
+    stream_rank: int = 32
+    ngram_tokens: int = 3
+    ngram_heads: int = 2
+    ngram_taps: int = 4
+    ngram_layer: int = 0
     has_matrices_per_head: bool = True
     vocab_size: int = 320
     context_length: int = 2048

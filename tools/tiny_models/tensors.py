@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.tiny_models import experts, gemma3n, gemma4, latent, recurrent
+from tools.tiny_models import experts, gemma3n, gemma4, latent, mixed_streams, recurrent
 from tools.tiny_models.drafting import drafting_tensors
 from tools.tiny_models.fused import fuse_rows
 from tools.tiny_models.model import TinyModel
@@ -35,6 +35,8 @@ def random_tensors(model: TinyModel) -> Tensors:
         gemma3n.add_stacks(normal, model.model_dim)
     if model.input_dim:
         _add_token_inputs(normal, model)
+    if model.family.mixes_streams:
+        mixed_streams.add_table(normal, model)
     for layer in range(model.n_stored_layers):
         _add_layer(tensors, normal, model, layer)
     if model.dense_dim:
@@ -67,7 +69,9 @@ def _add_embeddings(normal: Callable[..., None], model: TinyModel) -> None:
         normal("output.bias", model.vocab_size, std=0.5)
     if family.has_two_stacks:
         normal("hrm.z_l_init", width, std=1.0)
-    if family.has_norm_weights and not family.has_sum_norms:
+    if family.mixes_streams:
+        mixed_streams.add_mixer(normal, model, "output_hc", shares=False)
+    elif family.has_norm_weights and not family.has_sum_norms:
         normal(f"{family.output_norm}.weight", width, std=0.1, mean=1.0)
     if family.has_norm_biases:
         normal(f"{family.output_norm}.bias", width, std=0.2)
@@ -119,6 +123,8 @@ def _add_layer(tensors: Tensors, normal: Callable[..., None], model: TinyModel, 
         gemma4.add_layer(tensors, normal, model, layer)
     if family.is_gemma3n:
         gemma3n.add_layer(tensors, normal, model, layer)
+    if family.mixes_streams:
+        mixed_streams.add_layer(tensors, normal, model, layer)
     if dim := model.input_dim:
         width = model.model_dim
         normal(f"{prefix}inp_gate.weight", dim, width, std=width**-0.5)

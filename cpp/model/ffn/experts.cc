@@ -132,6 +132,7 @@ void add_experts(const LayerCall& call, MatView<float> x) {
     if (spec.has_expert_norms) norm_output(shared, w.ffn_shared_post_norm);
     scatter_rows({shared.data, n, dim, dim}, a.routes.rows, a.routes.weights, mixed);
   }
+  if (call.config.mixes_streams()) return copy_rows(as_const(mixed), x);
   add_rows(table, x, mixed, w.ffn_post_norm.empty() ? nullptr : w.ffn_post_norm.data(), eps,
            spec.residual_scale * spec.experts_scale);
 }

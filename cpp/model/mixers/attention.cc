@@ -43,11 +43,13 @@ void project_qkv(const LayerCall& call, MatView<float> x, size_t first_row, cons
   const size_t n = qkv.q.rows, stride = qkv.q.stride;
   const bool has_own_kv = spec.heads.has_own_kv();
   const Linear* gate = spec.has_gate_matrix() ? &w.attn_gate : &w.attn_q;
+  const bool has_index = spec.heads.index.has_own();
+  const Linear &index_q = has_index ? w.index_q : w.attn_q, &index_k = has_index ? w.index_k : w.attn_q;
   const MatmulInput input =
-      has_own_kv
-          ? begin_branch(call, x, w.attn_norm, {&w.attn_q, gate, &w.attn_k, &w.attn_v}, w.attn_norm_bias)
-          : begin_branch(call, x, w.attn_norm, {&w.attn_q, gate}, w.attn_norm_bias);
-  MatmulOutput outputs[4] = {output_of(w.attn_q, qkv.q.data - spec.q_gate_dim(), stride)};
+      has_own_kv ? begin_branch(call, x, w.attn_norm,
+                                {&w.attn_q, gate, &w.attn_k, &w.attn_v, &index_q, &index_k}, w.attn_norm_bias)
+                 : begin_branch(call, x, w.attn_norm, {&w.attn_q, gate}, w.attn_norm_bias);
+  MatmulOutput outputs[6] = {output_of(w.attn_q, qkv.q.data - spec.q_gate_dim(), stride)};
   size_t n_outputs = 1;
   if (has_own_kv) {
     outputs[n_outputs++] = output_of(w.attn_k, qkv.k.data, stride);
@@ -63,7 +65,12 @@ void project_qkv(const LayerCall& call, MatView<float> x, size_t first_row, cons
   if (spec.has_gate_matrix()) {
     outputs[n_outputs++] = output_of(w.attn_gate, qkv.q.data - spec.gate_dim(), stride);
   }
+  if (has_index) {
+    outputs[n_outputs++] = output_of(w.index_q, qkv.index.q.data, stride);
+    outputs[n_outputs++] = output_of(w.index_k, qkv.index.k.data, stride);
+  }
   matmul(table, input, {outputs, n_outputs}, call.products());
+  if (has_index) finish_block_queries(call, first_row, qkv.index.q);
   scale_output(call, w.attn_q, qkv.q);
   scale_output(call, w.attn_k, qkv.k);
   scale_output(call, w.attn_v, qkv.v);

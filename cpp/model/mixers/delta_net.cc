@@ -96,7 +96,8 @@ struct DeltaNet {
     rms_norm_groups(table, out, {w.delta_norm.data(), w.delta_norm.size()}, call.config.norm_eps);
     const ActivationsOut gated{{packed.needs_floats ? out.data : nullptr, out.rows, out.cols, out.stride},
                                packed};
-    const GateKernel gate = call.spec().delta.decays_by_row ? table.gate_f32 : table.swiglu_f32;
+    const bool is_sigmoid = call.spec().delta.decays_by_row || call.spec().has_delta_sigmoid;
+    const GateKernel gate = is_sigmoid ? table.gate_f32 : table.swiglu_f32;
     const MatmulInput input =
         gate_rows(table, gate, as_const(parts.z), as_const(out), gated, call.buffers().scratch);
     end_branch(call, x, input, w.delta_out, w.attn_post_norm);

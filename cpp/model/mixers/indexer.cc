@@ -20,7 +20,7 @@ IndexRows index_rows(const LayerCall& call, size_t n) {
   float *q = call.buffers().qkv + stride - index.row_dim(), *k = q + index.q_dim();
   return {{q, n, index.q_dim(), stride},
           {k, n, index.key_dim, stride},
-          {k + index.key_dim, n, index.n_heads, stride}};
+          {k + index.key_dim, n, index.n_weights(), stride}};
 }
 
 void finish_index_rows(const LayerCall& call, size_t first_row, const IndexRows& rows) {
@@ -40,10 +40,31 @@ void finish_index_rows(const LayerCall& call, size_t first_row, const IndexRows&
   rope_rows(table, rows.k, cos, sin, index.key_dim, n_pairs);
 }
 
+void finish_block_queries(const LayerCall& call, size_t first_row, MatView<float> q) {
+  const std::vector<float>& norm = call.layer_weights().index_q_norm;
+  const RopeTable& rope = call.buffers().ropes[call.spec().rope];
+  const size_t n_pairs = call.config.rope(call.layer).n_pairs(), row = first_row * n_pairs;
+  rms_norm_groups(call.table(), q, {norm.data(), norm.size()}, call.config.norm_eps);
+  rope_rows(call.table(), q, rope.cos + row, rope.sin + row, call.spec().heads.index.key_dim, n_pairs);
+}
+
 ChosenPositions choose_positions(const LayerCall& call, const IndexRows& rows, size_t first) {
   const ChosenPositions chosen = call.workspace.chosen().rows_from(call.first_row + first);
-  if (call.spec().heads.index.has_own()) {
-    call.step.sequence->choose(call.layer, as_const(rows.q), as_const(rows.weights), call.position() + first,
+  const IndexHeads& index = call.spec().heads.index;
+  if (index.has_own()) {
+    const LayerWeights& w = call.layer_weights();
+    MatView<const float> weights = as_const(rows.weights);
+    if (index.scores_blocks()) {
+      const RopeConfig& rope = call.config.rope(call.layer);
+      const std::vector<float>& inv_freq = rope.of_context(call.step.sequence->shape().max_context);
+      call.step.sequence->pool_blocks(call.layer, {index.block_tokens,
+                                                   w.index_k_norm.data(),
+                                                   call.config.norm_eps,
+                                                   {inv_freq.data(), inv_freq.size()},
+                                                   rope.attention_factor});
+      weights = {w.index_ones.data(), rows.q.rows, index.n_heads, 0};
+    }
+    call.step.sequence->choose(call.layer, as_const(rows.q), weights, call.position() + first,
                                call.workspace.attention_scratch(),
                                static_cast<size_t>(call.workspace.n_threads()), chosen);
   }

@@ -26,6 +26,7 @@ from tools.tiny_models.model import TENSOR_TYPES
 # What the kernels for GPUs lack something of, and what the refusal says.
 REFUSED = {
     "gemma3n": r"several residual streams \(AltUp\)",
+    "qwen4exp": r"residual streams that are mixed \(hyper-connections\)",
     "gemma4-experts": "experts with norms of their own",
     "apertus": "networks with xIELU",
     "chatglm-fused": "joint biases of queries, keys and values",

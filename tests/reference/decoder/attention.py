@@ -39,6 +39,7 @@ class AttentionBlocks:
         self._kv: dict[int, tuple[Array, Array]] = {}  # of the layers of the present call
         self._index_keys: dict[int, Array] = {}  # of the tokens before, by layer
         self._latent_rows: dict[int, Array] = {}  # of indexed layers, the same
+        self._listed_rows: dict[int, tuple[Array, Array]] = {}  # keys and values, likewise
 
     def attend(
         self,
@@ -47,7 +48,7 @@ class AttentionBlocks:
         angles: Array,
         run: Attend,
     ) -> Array:
-        prefix = f"blk.{layer}."
+        prefix, config = f"blk.{layer}.", self.config
         normed = self.rows.norm(prefix + "attn_norm", x)
         q = self._rotated(layer, "q", normed, angles) * self._temperatures(layer, len(x))
         source = self.config.kv_layers[layer]
@@ -57,7 +58,12 @@ class AttentionBlocks:
             if self.config.family.is_gemma4:
                 v = self.rows.normalised(v)
             self._kv[layer] = stored(k, self._cache_type), stored(v, self._cache_type)
-        output = run(q, *self._kv[source]).transpose(1, 0, 2).reshape(len(x), -1)
+        if config.index_blocks and config.index_blocks[layer]:
+            self._choose_blocks(layer, normed, angles)
+            heads = self._attend_listed(layer, q, *self._kv[source])
+        else:
+            heads = run(q, *self._kv[source])
+        output = heads.transpose(1, 0, 2).reshape(len(x), -1)
         if self.config.family.is_delta_net:
             output = output * sigmoid(self._query_halves(layer, normed)[1])
         if f"{prefix}attn_gate.weight" in self.weights:
@@ -143,6 +149,53 @@ class AttentionBlocks:
             margin_of(row[: self.position + i + 1], config.index_top_k)
             for i, row in enumerate(scores)
         ]
+
+    def _choose_blocks(self, layer: int, normed: Array, angles: Array) -> None:
+        """The same where blocks have one score each, by the mean of their keys: those of the best
+        blocks before a token or with it, and what lies behind the last of them."""
+        prefix, config, n = f"blk.{layer}.indexer.", self.config, len(normed)
+        size, layout = config.index_blocks[layer], self.rows.rope_layout
+        key_dim = self.weights[f"{prefix}k_proj.weight"].shape[0]
+
+        def rotated(name: str, rows: Array, at: Array) -> Array:
+            heads = self.rows.norm(prefix + name, rows).reshape(len(rows), -1, key_dim)
+            heads = heads.transpose(1, 0, 2).copy()
+            heads[..., : 2 * at.shape[1]] *= config.rope_factor
+            return rotate(heads, at, layout)
+
+        q = rotated("q_norm", self.rows.linear(f"{prefix}q_proj", normed), angles)
+        cache_type = "f16" if self._cache_type == "q8_0" else self._cache_type
+        before = self._index_keys.get(layer, np.zeros((0, key_dim)))
+        keys = stored(self.rows.linear(f"{prefix}k_proj", normed)[None], cache_type)[0]
+        self._index_keys[layer] = keys = np.concatenate([before, keys])
+        n_blocks = len(keys) // size
+        means = keys[: n_blocks * size].reshape(n_blocks, size, key_dim).mean(axis=1)
+        starts = np.arange(n_blocks)[:, None] * size * config.inv_freq[layer]
+        blocks = stored(rotated("k_norm", means, starts), cache_type)[0]
+        scores = index_scores(q.transpose(1, 0, 2), np.ones((n, len(q))), blocks)
+        self.chosen = []
+        for i, row in enumerate(scores):
+            end = self.position + i + 1
+            n_whole, n_read = end // size, config.index_top_k // size
+            best = choose_tokens(row, n_read, n_whole - 1) if n_whole else np.zeros(0, np.int32)
+            of_blocks = (best[:, None] * size + np.arange(size)).ravel()
+            self.chosen.append(np.concatenate([of_blocks, np.arange(n_whole * size, end)]))
+            self.margins.append(margin_of(row[:n_whole], n_read))
+
+    def _attend_listed(self, layer: int, q: Array, k: Array, v: Array) -> Array:
+        """Attention of q [heads, n, head_dim] to the positions that their tokens read."""
+        before = self._listed_rows.get(layer)
+        if before is not None:
+            k, v = (np.concatenate(pair, axis=1) for pair in zip(before, (k, v), strict=True))
+        self._listed_rows[layer] = k, v
+        group = len(q) // len(k)
+        keys, values = (np.repeat(rows, group, axis=0) for rows in (k, v))
+        out = np.zeros((len(q), q.shape[1], v.shape[2]))
+        for i, chosen in enumerate(self.chosen):
+            logits = np.einsum("hd,hkd->hk", q[:, i], keys[:, chosen])
+            weights = softmax(self.config.attention_scale * logits)
+            out[:, i] = np.einsum("hk,hkd->hd", weights, values[:, chosen])
+        return out
 
     def _attend_chosen(self, layer: int, q: Array, rows: Array) -> Array:
         """Attention of q [heads, n, row_dim] to the rows that their tokens read."""

@@ -24,6 +24,8 @@ class Family:
         is_gemma4: values are normed without weights, attention logits are not scaled, layers with
             a window have a rotary embedding and heads of their own.
         has_streams: tokens have several residual streams.
+        mixes_streams: tokens have several residual streams, which are mixed before every branch;
+            gates of delta nets are sigmoids.
         has_clamped_gate: the gate is that of gpt-oss.
         output_norm: name of the norm behind the last layer.
         has_sigmoid_gate: a token's experts have the sigmoid of their logit as their share, and are
@@ -72,6 +74,7 @@ class Family:
     normalises_experts: bool = True
     is_gemma4: bool = False
     has_streams: bool = False
+    mixes_streams: bool = False
     has_clamped_gate: bool = False
     output_norm: str = "output_norm"
     has_sigmoid_gate: bool = False
@@ -254,6 +257,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen35": Family(is_delta_net=True, ffn_norm="post_attention_norm"),
     "qwen35moe": Family(is_delta_net=True, ffn_norm="post_attention_norm"),
     "qwen3next": Family(is_delta_net=True, has_grouped_heads=True, ffn_norm="post_attention_norm"),
+    "qwen4exp": Family(is_delta_net=True, mixes_streams=True),
     "rwkv6": Family(no_rope_period=1, has_layer_norm=True, has_embedding_norm=True),
     "arwkv7": Family(no_rope_period=1),
     "grovemoe": Family(),

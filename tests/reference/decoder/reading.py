@@ -13,6 +13,7 @@ from tests.reference.softmax_state import Array
 
 from .families import FAMILIES, Family
 from .latent import LatentSizes
+from .ngrams import Ngrams
 from .rope import frequencies, yarn, yarn_attention_factor
 
 Weights = dict[str, NDArray[np.float32]]
@@ -28,7 +29,8 @@ class ReferenceConfig:
     `1 + temperature_scale * ln(1 + floor(p / temperature_period))`. With an `index_top_k` it reads
     as many tokens, which the layer's indexer chooses, or that of a layer before it. `order` has the
     layers as they are gone through, some of them several times; what goes into them again is normed
-    as for the output if `norms_loops`.
+    as for the output if `norms_loops`. `index_blocks` has the tokens of a block that has one score,
+    or 0, of every layer.
     """
 
     family: Family
@@ -69,6 +71,9 @@ class ReferenceConfig:
     gate_limits: tuple[float, ...] = ()
     order: tuple[int, ...] = ()
     norms_loops: bool = False
+    n_streams: int = 0
+    index_blocks: tuple[int, ...] = ()
+    ngrams: Ngrams | None = None
 
 
 class _Keys:
@@ -129,6 +134,11 @@ def read_gguf(path: Path) -> tuple[ReferenceConfig, Weights, dict[str, str]]:
     if config.family.is_parallel and config.family.ffn_norm == "ffn_norm":
         _name_parallel_norms(weights)
     _name_experts(weights)
+    if config.family.mixes_streams:
+        norms = ("_hc_norm", "hc_attn_norm", "hc_ffn_norm")
+        norms += tuple(f"ple_norm_{name}" for name in ("key", "query", "conv"))
+        for name in [name for name in weights if name.removesuffix(".weight").endswith(norms)]:
+            weights[name] = weights[name].reshape(config.n_streams, -1)
     for layer in range(config.n_layers):
         _split_fused(weights, f"blk.{layer}.")
         if config.latent is not None and f"blk.{layer}.ssm_f_a.weight" not in weights:
@@ -230,7 +240,25 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
         rescale_every=int(number("rescale_every_n_layers", 0.0)),
         order=order,
         norms_loops=not keys.value("skip_loop_final_norm", False),
+        n_streams=int(number("hyper_connection.count", 0.0)),
+        index_blocks=tuple(keys.value("attention.compress_ratios", [])),
+        ngrams=_read_ngrams(keys),
         has_plain_scan_norms=bool(keys.value("ssm.dt_b_c_rms", False)),
+    )
+
+
+def _read_ngrams(keys: _Keys) -> Ngrams | None:
+    layers = keys.value("ple.layers", [])
+    if not layers:
+        return None
+    return Ngrams(
+        layer=int(layers[0]),
+        n_tokens=int(keys.number("ple.ngram_size")),
+        n_heads_per_size=int(keys.number("ple.heads_per_ngram")),
+        end_token=int(keys.number("ple.eos_token_id")),
+        factors=tuple(map(int, keys.value("ple.layer_multipliers"))),
+        offsets=tuple(map(int, keys.value("ple.head_offsets"))),
+        sizes=tuple(map(int, keys.value("ple.head_vocab_sizes"))),
     )
 
 

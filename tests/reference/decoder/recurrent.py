@@ -108,9 +108,9 @@ class RecurrentBlocks:
         state = self._delta_states.get(layer, np.zeros((n_heads, head_dim, head_dim)))
         out, self._delta_states[layer] = delta_net(q, k, v, decays, sigmoid(rates), state)
         out = self.rows.norm(prefix + "ssm_norm", out.reshape(len(x), -1))
-        return self.rows.linear(
-            prefix + "ssm_out", out * silu(self.rows.linear(prefix + "attn_gate", normed))
-        )
+        gates = self.rows.linear(prefix + "attn_gate", normed)
+        factors = sigmoid(gates) if self.config.family.mixes_streams else silu(gates)
+        return self.rows.linear(prefix + "ssm_out", out * factors)
 
     def mamba1(self, layer: int, x: Array) -> Array:
         """Mamba-1: see ``selective_scan``; what it selects by is normed."""

@@ -20,6 +20,7 @@ from tests.reference.softmax_state import Array
 from .attention import AttentionBlocks
 from .feed_forward import gelu
 from .ffn_block import ffn_block
+from .mixed_streams import MixedStreams
 from .reading import ReferenceConfig, Weights, read_gguf
 from .recurrent import RecurrentBlocks
 from .rope import RopeLayout
@@ -133,6 +134,7 @@ class DecoderRun:
         )
         self._attention = AttentionBlocks(self.rows, cache_type=cache_type)
         self._recurrent = RecurrentBlocks(self.rows)
+        self._mixed = MixedStreams(self.rows)
 
     @property
     def position(self) -> int:
@@ -169,6 +171,8 @@ class DecoderRun:
     ) -> Array:
         weights = self.rows.weights
         config = self.rows.config
+        if config.family.mixes_streams:
+            return self._run_mixed(tokens, attention)
         x = embedded = self._embed(tokens)
         positions = np.arange(self.position, self.position + len(tokens))[:, None]
         if "position_embd.weight" in weights:
@@ -255,6 +259,33 @@ class DecoderRun:
         logits = logits * config.logit_scale
         cap = config.logit_soft_cap
         return logits if cap is None else cap * np.tanh(logits / cap)
+
+    def _run_mixed(
+        self,
+        tokens: Tokens,
+        attention: Callable[[AttentionLayer], Callable[[Array, Array, Array], Array]],
+    ) -> Array:
+        """The same of a model whose residual streams are mixed."""
+        config, mixed = self.rows.config, self._mixed
+        streams = mixed.begin(self._embed(tokens))
+        positions = np.arange(self.position, self.position + len(tokens))[:, None]
+        for layer in config.order:
+            prefix = f"blk.{layer}."
+            if config.ngrams is not None and layer == config.ngrams.layer:
+                streams = mixed.add_ngrams(tokens, streams)
+            x, shares = mixed.mix(prefix + "hc_attn", streams)
+            if f"{prefix}ssm_beta.weight" in self.rows.weights:
+                branch = self._recurrent.delta(layer, x)
+            else:
+                angles = positions * config.inv_freq[layer]
+                branch = self._attention.attend(layer, x, angles, attention(self.layers[layer]))
+            streams = streams + shares * branch[:, None]
+            x, shares = mixed.mix(prefix + "hc_ffn", streams)
+            streams = streams + shares * ffn_block(self.rows, prefix, x, x)[:, None]
+        self._attention.position += len(tokens)
+        output = "output" if "output.weight" in self.rows.weights else "token_embd"
+        self.hidden, _ = mixed.mix("output_hc", streams)
+        return self.rows.linear(output, self.hidden)
 
     def _embed(self, tokens: Tokens) -> Array:
         """What goes into the first layer, [n_tokens, model_dim]."""
