@@ -23,6 +23,7 @@ from edgeh2o.errors import EdgeH2OError
 from edgeh2o.formats.model_cache import resolve_model
 from tools.shape_models.encoders import add_encoder_metadata
 from tools.shape_models.experts import add_expert_metadata
+from tools.shape_models.mixed_streams import add_stream_metadata
 from tools.shape_models.recurrent import add_recurrent_metadata
 from tools.shape_models.shapes import SHAPES, Shape
 from tools.shape_models.tensors import FILE_TYPES, shape_tensors
@@ -130,6 +131,7 @@ def _add_metadata(writer: GGUFWriter, shape: Shape, vocab_size: int) -> None:
         add_encoder_metadata(writer, shape, shape.encoder)
     add_recurrent_metadata(writer, shape)
     add_expert_metadata(writer, shape)
+    add_stream_metadata(writer, shape)
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_layer_norm_rms_eps(shape.norm_epsilon)
     writer.add_vocab_size(vocab_size)

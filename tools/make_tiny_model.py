@@ -72,9 +72,11 @@ def _type_of(name: str, values: NDArray[np.float32], model: TinyModel) -> str:
         return "F32"
     if name.endswith(gemma3n.FLOAT_MATRICES) or name in gemma3n.STACKS:
         return model.tensor_type if model.tensor_type in FLOAT_TYPES else "F16"
-    short = (*recurrent.SHORT_ROWS, mixed_streams.TABLE)
+    short = recurrent.SHORT_ROWS
     if model.family.mixes_streams:
-        short += mixed_streams.SHORT_ROWS
+        short += (*mixed_streams.SHORT_ROWS, mixed_streams.TABLE)
+        if name == mixed_streams.TABLE and values.shape[1] % 32:
+            return model.tensor_type if model.tensor_type in FLOAT_TYPES else "F16"
     if name.endswith(short) and model.tensor_type in (*K_TYPES, *CODEBOOK_TYPES):
         return "Q8_0"  # rows are shorter than blocks
     if name in ("token_embd.weight", "output.weight"):

@@ -166,6 +166,14 @@ std::pair<py::bytes, std::optional<size_t>> converted_rows(const py::buffer& dat
 }  // namespace
 
 void bind_model(py::module_& module) {
+  py::register_exception_translator([](std::exception_ptr error) {
+    try {
+      if (error) std::rethrow_exception(error);
+    } catch (const RowTableError& table_error) {
+      const py::object type = py::module_::import("edgeh2o.errors").attr("ResourceError");
+      PyErr_SetString(type.ptr(), table_error.what());
+    }
+  });
   module.def("written_types", &written_types);
   module.def("widened_types", [] {
     std::map<std::string, std::tuple<size_t, size_t>> types;

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstring>
 #include <system_error>
 #include <utility>
 
@@ -71,7 +72,10 @@ void RowTable::read(Span<const int64_t> indices, MatView<float> out, uint8_t* sc
     dequantize_blocks(*info_, row, cols_, panel, out.row(i));
   });
   if (error != 0) {
-    throw std::system_error(error, std::generic_category(), "a row of the model's table cannot be read");
+    const char* cause =
+        error == EIO ? "an error of the disk, or the file has become shorter" : std::strerror(error);
+    throw RowTableError(std::string("the rows of n-grams in the model's file cannot be read any more: ") +
+                        cause + "; load the model anew");
   }
 }
 

@@ -5,12 +5,19 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 
 #include "base/mat_view.h"
 #include "quant/packed_matrix.h"
 
 namespace edgeh2o {
+
+// The file cannot be read any more.
+class RowTableError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
 
 class RowTable {
  public:
@@ -28,7 +35,7 @@ class RowTable {
   size_t cols() const { return cols_; }
 
   // out [n][cols] = rows indices[i] < rows(), in parallel. scratch: num_threads() x scratch_bytes. Throws
-  // std::system_error, with EIO where the file has become shorter.
+  // RowTableError, also where the file has become shorter.
   void read(Span<const int64_t> indices, MatView<float> out, uint8_t* scratch) const;
   static size_t scratch_bytes(size_t cols);
 

@@ -303,6 +303,8 @@ def _count_mixer(config: DecoderConfig, layer: LayerConfig) -> float:
     if rank := layer.ssd_step_rank:
         selected += layer.ssd_head_dim * layer.n_ssd_heads * (rank + 2 * layer.ssd_state_dim)
         selected += layer.n_ssd_heads * rank
+    if config.n_streams:  # of both branches
+        selected += 2 * config.n_streams * width * (2 * config.stream_rank + config.n_streams)
     return float(width * inner + selected)
 
 

@@ -20,6 +20,7 @@ _OF_SHORT_ROWS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 # Parts of names.
 _KEPT = (
     *(".ffn_gate_inp", "altup_", ".laurel_", "position_embd."),
+    *(".indexer.q_proj", ".indexer.k_proj"),
     *(f".time_mix_{name}{i}." for name in (*"wavg", "decay_w") for i in (1, 2)),
 )
 _LARGE_ENOUGH = ("F32", "F16", "BF16", "Q8_0")

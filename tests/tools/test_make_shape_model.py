@@ -115,7 +115,7 @@ def test_every_shape_is_a_file_that_opens(
     tokenizer = str(tiny_model())
     # One that attends.
     layers = {"lfm2-1.2b": "3", "qwen3.5-2b": "4", "granite-4.0-h-1b": "6"}
-    layers |= {"jamba-reasoning-3b": "8"}
+    layers |= {"jamba-reasoning-3b": "8", "qwen3.8-flash-next": "4"}
     assert (
         main(
             [

@@ -31,6 +31,11 @@ def expert_tensors(
             yield vectors(f"{stack}.bias", experts.n_experts, rows)
     if experts.has_biases:
         yield vectors(f"{prefix}ffn_gate_inp.bias", experts.n_experts)
+    if experts.has_shared:
+        yield vectors(f"{prefix}ffn_gate_inp_shexp.weight", width)
+        yield Tensor(f"{prefix}ffn_gate_shexp.weight", (ffn_dim, width), usual)
+        yield Tensor(f"{prefix}ffn_up_shexp.weight", (ffn_dim, width), usual)
+        yield Tensor(f"{prefix}ffn_down_shexp.weight", (width, ffn_dim), types[1])
 
 
 def add_expert_metadata(writer: GGUFWriter, shape: Shape) -> None:
@@ -40,6 +45,8 @@ def add_expert_metadata(writer: GGUFWriter, shape: Shape) -> None:
     writer.add_expert_count(experts.n_experts)
     writer.add_expert_used_count(experts.n_used)
     writer.add_expert_feed_forward_length(shape.ffn_dim)
+    if experts.has_shared:
+        writer.add_expert_shared_feed_forward_length(shape.ffn_dim)
     if shape.window is not None:
         writer.add_sliding_window(shape.window)
         writer.add_rope_scaling_type(RopeScalingType.YARN)

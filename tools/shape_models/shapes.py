@@ -95,6 +95,26 @@ class Experts:
     n_experts: int
     n_used: int
     has_biases: bool = False
+    has_shared: bool = False  # one more, as wide, with a gate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedStreams:
+    """Residual streams that are mixed, indexers that score blocks, and n-grams of a layer.
+
+    ``ngram_rows`` are those of the table that each of ``n_ngram_heads`` hashes may name.
+    """
+
+    n_streams: int
+    rank: int
+    index_heads: int
+    index_dim: int
+    index_top_k: int
+    block_tokens: int
+    ngram_tokens: int
+    n_ngram_heads: int
+    ngram_taps: int
+    ngram_rows: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +146,7 @@ class Shape:
         mamba2: what the layers without attention have in Granite 4.0 H, which has no positions.
         mamba1: the same of Jamba.
         linear, time_mix: what all layers of QRWKV6 have, and of ARWKV; such shapes have no heads.
+        mixed_streams: what Qwen3.8-Flash-Next has beside what Qwen3.5 has.
         rotary_dim: rotated elements of a head; None for all.
         encoder: of a model for vectors alone; None for others.
         n_drafting_layers: layers behind the others that guess tokens ahead (MTP), with attention.
@@ -156,6 +177,7 @@ class Shape:
     mamba1: Mamba1 | None = None
     linear: LinearAttention | None = None
     time_mix: TimeMix | None = None
+    mixed_streams: MixedStreams | None = None
     rotary_dim: int | None = None
     encoder: Encoder | None = None
     n_drafting_layers: int = 0
@@ -311,6 +333,38 @@ SHAPES: Mapping[str, Shape] = {
         n_conv_taps=4,
         delta_net=DeltaNet(period=4, n_key_heads=16, n_value_heads=16, head_dim=128),
         rotary_dim=64,
+    ),
+    # 48 layers of about 3B weights per token, as it is published; all other sizes are assumed, and
+    # the table of n-grams is small.
+    "qwen3.8-flash-next": Shape(
+        architecture="qwen4exp",
+        n_layers=48,
+        model_dim=2048,
+        n_heads=16,
+        n_kv_heads=2,
+        head_dim=256,
+        ffn_dim=512,
+        context_length=262144,
+        rope_base=1e7,
+        norm_epsilon=1e-6,
+        tied=False,
+        qk_norms=True,
+        experts=Experts(n_experts=128, n_used=10, has_shared=True),
+        n_conv_taps=4,
+        delta_net=DeltaNet(period=4, n_key_heads=16, n_value_heads=32, head_dim=128),
+        rotary_dim=64,
+        mixed_streams=MixedStreams(
+            n_streams=4,
+            rank=128,
+            index_heads=4,
+            index_dim=128,
+            index_top_k=2048,
+            block_tokens=4,
+            ngram_tokens=3,
+            n_ngram_heads=16,
+            ngram_taps=4,
+            ngram_rows=50_021,
+        ),
     ),
     "granite-4.0-h-1b": Shape(
         architecture="granitehybrid",

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from gguf import GGMLQuantizationType
 from gguf.constants import GGML_QUANT_SIZES
 
+from tools.shape_models import mixed_streams
 from tools.shape_models.encoders import encoder_tensors
 from tools.shape_models.experts import expert_tensors
 from tools.shape_models.recurrent import recurrent_tensors
@@ -74,7 +75,13 @@ def shape_tensors(shape: Shape, file_type: str, vocab_size: int) -> Iterator[Ten
         yield matrix("output", vocab_size, width, output_type)
     mamba = shape.mamba2 or shape.mamba1
     is_lfm2 = bool(shape.attention_layers) and mamba is None
-    yield vectors(f"{'token_embd' if is_lfm2 else 'output'}_norm.weight", width)
+    streams = shape.mixed_streams
+    if streams is not None:
+        n_rows, n_heads = streams.ngram_rows * streams.n_ngram_heads, streams.n_ngram_heads
+        yield matrix("per_layer_token_embd", n_rows, width // n_heads, "Q8_0")
+        yield from mixed_streams.mixer_tensors("output_hc", shape, streams, matrix, vectors)
+    else:
+        yield vectors(f"{'token_embd' if is_lfm2 else 'output'}_norm.weight", width)
     for layer in range(shape.n_layers + shape.n_drafting_layers):
         prefix = f"blk.{layer}."
         if layer >= shape.n_layers:
@@ -85,7 +92,10 @@ def shape_tensors(shape: Shape, file_type: str, vocab_size: int) -> Iterator[Ten
         q_dim, kv_dim = shape.n_heads * head_dim, shape.n_kv_heads * head_dim
         is_whole = file_type in IN_ALL_LAYERS
         mixed = better if is_whole or has_more_bits(layer, shape.n_layers) else usual
-        yield vectors(f"{prefix}attn_norm.weight", width)
+        if streams is not None:
+            yield from mixed_streams.layer_tensors(prefix, shape, streams, layer, matrix, vectors)
+        else:
+            yield vectors(f"{prefix}attn_norm.weight", width)
         if (
             shape.delta_net or mamba or shape.linear or shape.time_mix
         ) is not None and not shape.attends(layer):
@@ -113,9 +123,10 @@ def shape_tensors(shape: Shape, file_type: str, vocab_size: int) -> Iterator[Ten
             yield vectors(f"{prefix}attn_output.bias", width)
             yield vectors(f"{prefix}attn_sinks.weight", shape.n_heads)
         is_renamed = (shape.delta_net or shape.window) is not None
-        yield vectors(
-            f"{prefix}{'post_attention_norm' if is_renamed else 'ffn_norm'}.weight", width
-        )
+        if streams is None:
+            yield vectors(
+                f"{prefix}{'post_attention_norm' if is_renamed else 'ffn_norm'}.weight", width
+            )
         if shape.experts is not None:
             own = EXPERT_TYPES.get(file_type)
             types = fitting(own or usual, width), fitting(own or mixed, ffn_dim)
