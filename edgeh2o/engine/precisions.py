@@ -26,7 +26,7 @@ class AttentionPrecisions:
         # Biases make a few dimensions of keys large, which integers hold badly: the decoder of the
         # CPU evens them out (cpp/model/key_balance.h), what an ONNX graph computes stays as it is.
         if isinstance(config, DecoderConfig):
-            is_fit = config.latent is None and config.is_causal
+            is_fit = config.latent is None
         else:
             is_fit = not config.has_key_bias
         is_fit = is_fit and device == "cpu"
@@ -37,7 +37,7 @@ class AttentionPrecisions:
                 has_even_keys=is_fit,
                 may_round=may_round,
             )
-            for may_round in (False, True)
+            for may_round in (False, config.is_causal)
         )
         return cls(exact, rounded)
 

@@ -195,6 +195,15 @@ def test_numbers_that_are_not_finite_are_an_error(model: Path, tmp_path: Path) -
 def test_an_onnx_model_has_no_ranks() -> None:
     from edgeh2o.model_config import ModelConfig
 
-    config = ModelConfig.__new__(ModelConfig)
+    config = ModelConfig(
+        architecture="onnx",
+        n_layers=1,
+        n_heads=1,
+        n_kv_heads=1,
+        head_dim=8,
+        vocab_size=100,
+        context_length=100,
+        attention_scale=1.0,
+    )
     with pytest.raises(UsageError, match="it is no reranking model"):
         require_ranking(config)
