@@ -101,7 +101,7 @@ def add_draft_option(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL|mtp",
         help="a smaller model of the same vocabulary, which guesses tokens that MODEL then checks "
         "several at a time; the text stays the same. mtp: the layer of MODEL's own file that "
-        "guesses tokens ahead, which files of Qwen3.5 may have",
+        "guesses tokens ahead, which files of Qwen3.5 and some mixtures of experts may have",
     )
 
 

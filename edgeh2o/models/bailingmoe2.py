@@ -1,7 +1,7 @@
 """Architecture ``bailingmoe2``: Ling 2.0 and Ring 2.0 (mini, flash), mixtures of experts.
 
 Experts are chosen as in ``deepseek2``, in groups and with biases; Q, K and V are one matrix, whose
-heads are normed and rotated in part.
+heads are normed and rotated in part. Files may have a layer that guesses tokens ahead (MTP).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ register_architecture(
             has_scales=True,
         ),
         has_drafting_layers=True,
+        can_draft=True,
         tensors=(
             *blocks.EMBEDDINGS,
             *blocks.PRE_NORMS,

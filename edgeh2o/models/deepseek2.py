@@ -5,10 +5,10 @@ attention (DeepSeek V3.2, GLM-5). Queries of some grow with their position (Mist
 
 Multi-head latent attention: the cache holds one row per token and layer, of which the keys and
 values of all heads are products. All but the first layers are mixtures of experts, which files
-without any leave out (Youtu-LLM). YaRN scales the logits of attention, not queries and keys. Layers
-that guess tokens ahead (MTP) are left out. With sparse attention layers have indexers
-(``indexer.py``); those of GLM rotate neighbours, and from GLM-5.2 on layers may share what one has
-chosen.
+without any leave out (Youtu-LLM). YaRN scales the logits of attention, not queries and keys. Files
+of ``deepseek2`` may have a layer that guesses tokens ahead (MTP); those of the others are left out.
+With sparse attention layers have indexers (``indexer.py``); those of GLM rotate neighbours, and
+from GLM-5.2 on layers may share what one has chosen.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ for _name in ("deepseek2", "mistral4"):
             latent=LatentRule(),
             experts=_EXPERTS,
             has_drafting_layers=True,
+            can_draft=_name == "deepseek2",
             tensors=_TENSORS,
         )
     )

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 
 from ..errors import FormatError
 from .joined import bind_joined
-from .spec import ArchitectureSpec, find_architecture
+from .spec import find_architecture
 from .tensors import TensorBinding, TensorPart, TensorRule, tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ..formats.model_tensors import ModelTensors
-    from ..model_config import DecoderConfig
+    from ..model_config import DecoderConfig, LayerConfig
 
 # The guesses are of the first ids, so many: those of a byte-pair encoding are in the order of its
 # merges, the most frequent first, and the whole output matrix is a quarter of Qwen3.5-2B (Zhao et
@@ -36,6 +38,13 @@ DRAFTING_TENSORS = (
     tensor("blk.{layer}.nextn.hnorm.weight", "model_dim", core_name="hidden_norm.weight"),
     tensor(
         "blk.{layer}.nextn.shared_head_norm.weight",
+        "model_dim",
+        required=False,
+        core_name="output_norm.weight",
+    ),
+    # What files of bailingmoe2 call it.
+    tensor(
+        "blk.{layer}.layer_output_norm.weight",
         "model_dim",
         required=False,
         core_name="output_norm.weight",
@@ -81,12 +90,12 @@ def read_drafting_layer(
     spec = find_architecture(config.architecture)
     shape = spec.read_shape(gguf.metadata)
     place = len(shape.layers)
-    layer = next(each for each in config.layers if each.mixer == "attention")
+    layer = _like_last(config)
     tensors = {name: i for name, i in gguf.tensors.items() if name.startswith(f"blk.{place}.")}
     try:
         bindings = bind_joined(
             tensors,
-            _rules(spec, place),
+            _rules(spec.rules(shape, is_fused=f"blk.{place}.attn_qkv.weight" in tensors), place),
             replace(shape, layers=(layer,)),
             architecture=spec.name,
             interleaved=spec.qk_row_order == "interleaved",
@@ -112,10 +121,15 @@ def read_drafting_layer(
     return own, bindings
 
 
-def _rules(spec: ArchitectureSpec, place: int) -> list[TensorRule]:
+def _like_last(config: DecoderConfig) -> LayerConfig:
+    """It is as the last of the layers that attend: with experts, where the first have none."""
+    return next(each for each in reversed(config.layers) if each.mixer == "attention")
+
+
+def _rules(rules: Iterable[TensorRule], place: int) -> list[TensorRule]:
     """Those of layer ``place`` of the file, which is layer 0 of a model of its own."""
-    rules = [rule for rule in spec.tensors if "{layer}" in rule.name]
-    return [_placed(rule, place) for rule in (*rules, *DRAFTING_TENSORS)]
+    own = [rule for rule in rules if "{layer}" in rule.name]
+    return [_placed(rule, place) for rule in (*own, *DRAFTING_TENSORS)]
 
 
 def _placed(rule: TensorRule, place: int) -> TensorRule:

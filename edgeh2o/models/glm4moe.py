@@ -1,8 +1,9 @@
 """Architecture ``glm4moe``: GLM-4.5, 4.5-Air, 4.6, Solar Open, mixtures of experts.
 
 Half of every head is rotated; GLM-4.5 norms queries and keys per head, Air does not. The norm of
-the experts' input goes by the name of a norm behind attention. Layers that guess tokens ahead (MTP)
-are left out. Files of the vision models, whose rotary embedding has several axes, are refused.
+the experts' input goes by the name of a norm behind attention. Files may have a layer that guesses
+tokens ahead (MTP). Those of the vision models, whose rotary embedding has several axes, are
+refused.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ register_architecture(
         activation="silu",
         experts=BIASED_RULE,
         has_drafting_layers=True,
+        can_draft=True,
         tensors=(
             *blocks.EMBEDDINGS,
             *blocks.RENAMED_PRE_NORMS,

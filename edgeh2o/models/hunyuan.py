@@ -3,7 +3,7 @@
 Hunyuan 0.5B to 7B, HunyuanOCR and Hunyuan VL (texts), Hunyuan A13B, and Hy3. Queries and keys are
 normed per head, in all but the last after the rotary embedding. The mixtures of experts have a
 shared one; those of ``hy_v3`` are chosen as in ``deepseek2`` and lie behind dense first layers, and
-layers that guess tokens ahead (MTP) are left out.
+files may have a layer that guesses tokens ahead (MTP).
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ register_architecture(
             has_scales=True,
         ),
         has_drafting_layers=True,
+        can_draft=True,
         tensors=(
             *_ATTENTION,
             *tensors_of("dense", blocks.FEED_FORWARD),

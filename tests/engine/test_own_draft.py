@@ -112,6 +112,21 @@ def test_right_guesses_spare_calls(right: LLM, prompt: list[int], draft_tokens: 
     )
 
 
+@pytest.mark.parametrize("architecture", ["glm4moe", "hy_v3", "bailingmoe2", "deepseek2"])
+def test_layers_of_mixtures(architecture: str, prompt: list[int], tmp_path: Path) -> None:
+    """With experts, where the first layer has none: right guesses, then those of random weights."""
+    options = {**OPTIONS, "architecture": architecture, "tied": False}
+    start, greedy = [*prompt[:-1], 5], {"temperature": 0.0, "ignore_eos": True}
+    sampling = SamplingParams(**greedy, max_tokens=31, draft_tokens="5", lookup="off")
+    with _open(write_tiny_model(tmp_path / "right.gguf", edit=say_the_next, **options)) as llm:
+        stats = compare_drafted(llm, start, sampling)
+    assert stats.accepted_tokens == stats.drafted_tokens > 0 and stats.decode_calls == 5
+    with _open(write_tiny_model(tmp_path / "random.gguf", **options)) as llm:
+        for each in (greedy, SAMPLINGS[3]):
+            sampling = SamplingParams(**each, seed=1, max_tokens=40, draft_tokens="5")
+            assert compare_drafted(llm, prompt, sampling).drafted_tokens > 10
+
+
 def test_a_guess_has_the_form_of_the_answer(right: LLM, prompt: list[int]) -> None:
     pytest.importorskip("llguidance")
     form = Grammar("lark", "start: /[a-e]{30}/ /[f-k]{30,40}/")

@@ -139,10 +139,11 @@ def read_gguf(path: Path) -> tuple[ReferenceConfig, Weights, dict[str, str]]:
         norms += tuple(f"ple_norm_{name}" for name in ("key", "query", "conv"))
         for name in [name for name in weights if name.removesuffix(".weight").endswith(norms)]:
             weights[name] = weights[name].reshape(config.n_streams, -1)
-    for layer in range(config.n_layers):
-        _split_fused(weights, f"blk.{layer}.")
-        if config.latent is not None and f"blk.{layer}.ssm_f_a.weight" not in weights:
-            _split_latent(weights, f"blk.{layer}.", config.latent)
+    # With those that guess tokens ahead.
+    for prefix in sorted({name[: name.index(".", 4) + 1] for name in weights if "blk." in name}):
+        _split_fused(weights, prefix)
+        if config.latent is not None and f"{prefix}attn_kv_a_mqa.weight" in weights:
+            _split_latent(weights, prefix, config.latent)
     if (
         config.family.mamba2_is_single or config.family.is_ungated
     ):  # networks without a gate: it is the other matrix
