@@ -96,7 +96,7 @@ def test_equal_settings_have_equal_hashes(schema: object) -> None:
         (
             RuntimeConfig,
             {"attention_precision": "f8"},
-            r"--attention-precision.*one of auto, f32, bf16, f16, int8, got 'f8'",
+            r"--attention-precision.*one of auto, f32, bf16, f16, int8, int16, got 'f8'",
         ),
     ],
 )

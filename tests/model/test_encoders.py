@@ -128,7 +128,7 @@ def test_vectors_are_those_of_the_reference(tiny_model: TinyModelFactory, case: 
     path = tiny_model(**options_of(case))
     tokens = random_tokens(100).tolist()
     reference = ReferenceEncoder(path)
-    with LLM(path, cache_type="f32") as llm:
+    with LLM(path, cache_type="f32", attention_precision="f32") as llm:
         for pooling in ("none", "mean", "cls", "last"):
             found = llm.embed(tokens, pooling, normalize=False)
             expected = reference.vector(tokens, pooling)
