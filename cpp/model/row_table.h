@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "base/mat_view.h"
 #include "quant/packed_matrix.h"

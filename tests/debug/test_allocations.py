@@ -37,6 +37,11 @@ def test_latent_attention_allocates_nothing(
     check_calls(pair.core, _core.dense_policy())
 
 
+def test_mixed_streams_and_chosen_blocks_allocate_nothing(tiny_model: TinyModelFactory) -> None:
+    pair = load_pair(tiny_model, architecture="qwen4exp", n_layers=4, tensor_type="Q4_0")
+    check_calls(pair.core, _core.dense_policy())
+
+
 def test_a_layer_that_guesses_ahead_allocates_nothing(tiny_model: TinyModelFactory) -> None:
     path = tiny_model(architecture="qwen35", tensor_type="Q4_0", n_layers=2, n_drafting_layers=1)
     with NativeModelFile(path) as file:

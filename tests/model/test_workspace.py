@@ -49,6 +49,7 @@ def test_the_first_generated_token_gives_back_the_memory_of_a_long_prompt(
     [
         {"architecture": "plamo2", "n_ssd_heads": 2},
         {"architecture": "mamba", "n_scan_channels": 32, "scan_step_rank": 4096},
+        {"architecture": "qwen4exp", "stream_rank": 4096, "index_block_tokens": 0},
         {"architecture": "rwkv6", "wkv_shift_rank": 1024, "tied": False},
         {"architecture": "rwkv6qwen2", "wkv_shift_rank": 1024, "tied": False},
         {"architecture": "rwkv7", "wkv_gate_rank": 4096, "tied": False},
