@@ -134,3 +134,17 @@ def test_vectors_are_those_of_the_reference(tiny_model: TinyModelFactory, case: 
             expected = reference.vector(tokens, pooling)
             assert found.shape == expected.shape and found.dtype == np.float32
             assert relative_error(found, expected) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("architecture", "cause"),
+    [
+        ("gemma-embedding", "attention that is not causal does not run on a GPU yet"),
+        ("llama-embed", "attention that is not causal does not run on a GPU yet"),
+        ("bert", "LayerNorm does not run on a GPU yet"),
+    ],
+)
+def test_gpus_refuse_them(tiny_model: TinyModelFactory, architecture: str, cause: str) -> None:
+    config = load(tiny_model(architecture=architecture, n_layers=1)).config
+    with pytest.raises(ValueError, match=f"{cause}; use --device cpu"):
+        _core.check_device_supports(core_config(config))
