@@ -29,10 +29,11 @@ def require_ranking(config: ModelConfig) -> RankingConfig:
     """Of a model that ranks documents. Raises UsageError for another one."""
     if not isinstance(config, DecoderConfig) or config.ranking is None:
         cause = "it is no reranking model"
-        if isinstance(config, DecoderConfig) and config.pooling == RANK:
-            cause = "its file calls it a reranking model, but has no tensor 'cls.output.weight'"
-        if not config.is_causal:
-            cause = "its tokens read those behind them too"
+        if isinstance(config, DecoderConfig):
+            if not config.is_causal:
+                cause = "its tokens read those behind them too"
+            elif config.pooling == RANK:
+                cause = "its file calls it a reranking model, but has no tensor 'cls.output.weight'"
         raise UsageError(
             f"this model does not rank documents: {cause}; take a GGUF file of a causal one, such "
             "as Qwen3-Reranker, that llama.cpp's convert_hf_to_gguf.py has made"
