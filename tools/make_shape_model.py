@@ -25,7 +25,8 @@ from tools.shape_models.encoders import add_encoder_metadata
 from tools.shape_models.experts import add_expert_metadata
 from tools.shape_models.mixed_streams import add_stream_metadata
 from tools.shape_models.recurrent import add_recurrent_metadata
-from tools.shape_models.shapes import SHAPES, Shape
+from tools.shape_models.shape import Shape
+from tools.shape_models.shapes import SHAPES
 from tools.shape_models.tensors import FILE_TYPES, shape_tensors
 from tools.shape_models.values import random_values
 from tools.tiny_models.gemma3n import CUTOFF, N_CUT_LAYERS, N_STREAMS

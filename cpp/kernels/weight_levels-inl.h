@@ -36,7 +36,7 @@ alignas(16) inline constexpr float kExp2Terms[3][4] = {
     {-0.00400320568f, -0.00400320568f, -0.00400320568f, -0.00400320568f},
     {-0.261113602f, -0.261113602f, -0.261113602f, -0.261113602f},
     {1.22606716f, 1.22606716f, 1.22606716f, 1.22606716f}};
-// v[i] becomes 2^(v[i] / kStepsPerOctave) for v[i] <= 2^26, relative error < 8e-5; below 2^-20 whatever
+// v[i] becomes 2^(v[i] / kStepsPerOctave) for v[i] < 2^27, relative error < 8e-5; below 2^-20 whatever
 // rounds to no level, and so for NaN. With t = 2^23 (n + m), m in [0, 1), the bits of 2^(n + m) are those of
 // 1, plus t, plus 2^23 (2^m - 1 - m). What is added last is what 1 + (2^m - 1 - m) / 2, a number below 1, has
 // more in its bits than 1: a minimax polynomial. Step by step for four vectors, so that none waits for

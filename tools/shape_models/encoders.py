@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from gguf import GGUFWriter, PoolingType
 
-from tools.shape_models.shapes import Encoder, Shape
+from tools.shape_models.shape import Encoder, Shape
 from tools.shape_models.tensor import Tensor
 
 MatrixOf = Callable[..., Tensor]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from gguf import GGUFWriter, RopeScalingType
 
-from tools.shape_models.shapes import Experts, Shape
+from tools.shape_models.shape import Experts, Shape
 from tools.shape_models.tensor import Tensor
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from gguf import GGUFValueType, GGUFWriter
 
-from tools.shape_models.shapes import MixedStreams, Shape
+from tools.shape_models.shape import MixedStreams, Shape
 from tools.shape_models.tensor import Tensor
 
 END_TOKEN = 2

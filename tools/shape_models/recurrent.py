@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from gguf import GGUFWriter
 
-from tools.shape_models.shapes import Shape
+from tools.shape_models.shape import Shape
 from tools.shape_models.tensor import Tensor
 
 # Float matrices, whose mean is 0.

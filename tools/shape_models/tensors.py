@@ -11,7 +11,7 @@ from tools.shape_models import mixed_streams
 from tools.shape_models.encoders import encoder_tensors
 from tools.shape_models.experts import expert_tensors
 from tools.shape_models.recurrent import recurrent_tensors
-from tools.shape_models.shapes import Shape
+from tools.shape_models.shape import Shape
 from tools.shape_models.tensor import Tensor
 from tools.tiny_models.gemma3n import LAUREL_RANK, N_STREAMS, STACKS
 

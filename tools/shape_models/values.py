@@ -8,7 +8,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from numpy.typing import NDArray
 
 from tools.shape_models.recurrent import FLOAT_MATRICES
-from tools.shape_models.shapes import Shape
+from tools.shape_models.shape import Shape
 from tools.shape_models.tensor import Tensor
 from tools.tiny_models.gemma3n import VECTOR_SUFFIXES
 from tools.tiny_models.rope import llama3_factors
