@@ -90,7 +90,6 @@ AttentionSizes::AttentionSizes(const KernelTable& table, const AttentionShape& s
   const AttentionKernels& kernels = attention_kernels(table, shape.precision);
   const size_t key_dim = shape.heads.key_dim, values_per_word = kernels.values_per_word;
   is_scoring = needs.column_sums != ColumnSums::kNone;
-  is_int8 = shape.precision == AttentionPrecision::kInt8;
   integers = {is_integer(shape.precision) ? values_per_word : 0};
   const bool are_integers = integers.per_word > 0;
   key_block = kernels.key_block;

@@ -111,7 +111,6 @@ struct AttentionSizes {
   size_t weight_words(size_t n_keys) const;  // of a row
 
   bool is_scoring;
-  bool is_int8;
   IntegerLayout integers;  // per_word 0: floats
   size_t key_block;
   size_t query_words;  // of a packed row

@@ -62,7 +62,7 @@ ErrorSample::ErrorSample(const AttentionPlan& plan, uint8_t* scratch, size_t n_t
 
 size_t ErrorSample::scratch_bytes(const AttentionPlan& plan, size_t n_threads) {
   const size_t rounded =
-      plan.sizes.is_int8 ? RoundedRows::scratch_bytes(plan, kMaxDecodeTokens, n_threads) : 0;
+      plan.sizes.integers.are_bytes() ? RoundedRows::scratch_bytes(plan, kMaxDecodeTokens, n_threads) : 0;
   return row_bytes(plan) + std::max(DecodeAttention::scratch_bytes(plan, n_threads), rounded);
 }
 

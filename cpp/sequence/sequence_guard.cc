@@ -36,7 +36,7 @@ uint64_t Sequence::attend_guarded(size_t layer, MatView<const float> q, PromptEn
   const SampledRows rows = sampled_rows(layer, first, q.rows, end);
   ErrorSample sample(plan, scratch, n_threads);
   sample.measure(q, kv, first, {out.data, out.rows, out.cols, out.stride}, rows, errors_.data());
-  if (plan.sizes.is_int8 && exceeds(layer, sum_of(errors_))) {
+  if (plan.sizes.integers.are_bytes() && exceeds(layer, sum_of(errors_))) {
     sample.subtract_rounding(q, kv, first, rows, errors_.data());
   }
   choose_again(layer);

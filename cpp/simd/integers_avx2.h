@@ -88,7 +88,7 @@ inline constexpr bool kHasBytes = false;
 #endif
 
 struct Shorts : IntegerLanes {
-  static constexpr int32_t kKeyOffset = 0, kValueOffset = 0;
+  static constexpr int32_t kValueOffset = 0;
   static EH2O_INLINE Acc add_products(Acc sum, X row, I8 columns) {
 #ifdef __AVXVNNI__
     return (Acc)_mm256_dpwssd_avx_epi32((__m256i)sum, row, columns);

@@ -80,14 +80,21 @@ struct Bytes : IntegerLanes {
 inline constexpr bool kHasBytes = true;
 
 struct Shorts : IntegerLanes {
-  static constexpr int32_t kKeyOffset = 0, kValueOffset = 0;
+  static constexpr int32_t kValueOffset = 0;
+  static EH2O_INLINE Acc add_products(Acc sum, X row, I8 columns) {
+    return (Acc)_mm512_dpwssd_epi32((__m512i)sum, row, columns);
+  }
   template <size_t kWord>
   static EH2O_INLINE Acc add_scores(Acc sum, X queries, I8 keys) {
-    return (Acc)_mm512_dpwssd_epi32((__m512i)sum, queries, keys);
+    return add_products(sum, queries, keys);
   }
   template <size_t kWord>
   static EH2O_INLINE Acc add_values(Acc sum, X weights, I8 values) {
-    return (Acc)_mm512_dpwssd_epi32((__m512i)sum, weights, values);
+    return add_products(sum, weights, values);
+  }
+  // What was packed within 128-bit lanes, in order.
+  static EH2O_INLINE __m512i in_order(__m512i packed) {
+    return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), packed);
   }
   // Lane i: v[0][i] and v[1][i], rounded to nearest even.
   static EH2O_INLINE I8 round_words(const F32 (&v)[2]) {
@@ -97,20 +104,19 @@ struct Shorts : IntegerLanes {
   // The numbers of low, then those of high, rounded to nearest even.
   static EH2O_INLINE F32 join_rounded(F32 low, F32 high) {
     const __m512i packed = _mm512_packs_epi32(_mm512_cvtps_epi32(low), _mm512_cvtps_epi32(high));
-    return _mm512_castsi512_ps(_mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), packed));
+    return _mm512_castsi512_ps(in_order(packed));
   }
   // 64 values in [0, 32767], rounded to nearest even, what is not a number to 0; lanes that add up to their
   // sum.
   static EH2O_INLINE Acc store_rounded(uint8_t* p, const F32 (&v)[4]) {
-    __m512i sums = _mm512_setzero_si512();
+    Acc sums = start(0);
     unroll<2>([&](auto half) EH2O_INLINE_LAMBDA {
       const __m512i packed =
           _mm512_packus_epi32(_mm512_cvtps_epi32(v[2 * half]), _mm512_cvtps_epi32(v[2 * half + 1]));
-      sums = _mm512_dpwssd_epi32(sums, packed, _mm512_set1_epi16(1));
-      _mm512_storeu_si512(p + 64 * half,
-                          _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), packed));
+      sums = add_products(sums, packed, _mm512_set1_epi16(1));
+      _mm512_storeu_si512(p + 64 * half, in_order(packed));
     });
-    return (Acc)sums;
+    return sums;
   }
   static EH2O_INLINE F32 load_levels(const uint8_t* p) {
     const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
