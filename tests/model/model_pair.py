@@ -152,3 +152,17 @@ def layers_of(
     if attention == "dense":
         return DenseLayer, _core.dense_policy
     return make_h2o, lambda: _core.h2o_policy(LOCAL, HEAVY)
+
+
+def decode_noting_reads(
+    pair: ModelPair, tokens: Tokens, n: int
+) -> tuple[DecoderRun, list[NDArray[np.int32]]]:
+    """Token ``n`` behind a prompt of the others: the reference's run, what each KV head read."""
+    run = pair.reference.start(DenseLayer)
+    run.prefill(tokens[:n])
+    run.decode(int(tokens[n]))
+    session = pair.session(_core.dense_policy(), cache_type="f32")
+    session.prefill(tokens[:n], is_last=True)
+    session.note_reads(True)
+    session.decode(int(tokens[n]))
+    return run, [np.array(read, np.int32) for read in session.reads]

@@ -14,12 +14,12 @@ from tests.model.model_pair import (
     CHUNK_SIZE,
     MAX_CONTEXT,
     clear_prompt,
+    decode_noting_reads,
     load_pair,
     prefill,
     random_tokens,
     relative_error,
 )
-from tests.reference.dense import DenseLayer
 from tests.tiny_models import TinyModelFactory
 
 SHAPE: dict[str, object] = {
@@ -51,14 +51,7 @@ def test_generated_tokens_read_what_was_chosen(tiny_model: TinyModelFactory, n: 
     """Whole blocks, and what lies behind the last of them: the same in both KV heads."""
     pair = load_pair(tiny_model, **SHAPE)
     tokens = clear_prompt(pair, N_TOKENS)
-    run = pair.reference.start(DenseLayer)
-    run.prefill(tokens[:n])
-    run.decode(int(tokens[n]))
-    session = pair.session(_core.dense_policy(), cache_type="f32")
-    session.prefill(tokens[:n], is_last=True)
-    session.note_reads(True)
-    session.decode(int(tokens[n]))
-    first, same, last, also = (np.array(read) for read in session.reads)
+    run, (first, same, last, also) = decode_noting_reads(pair, tokens, n)
     np.testing.assert_array_equal(last, run.chosen[0])
     np.testing.assert_array_equal(last, also)
     np.testing.assert_array_equal(first, same)

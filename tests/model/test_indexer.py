@@ -20,6 +20,7 @@ from tests.model.model_pair import (
     MAX_CONTEXT,
     ModelPair,
     clear_prompt,
+    decode_noting_reads,
     load_pair,
     prefill,
     random_tokens,
@@ -153,14 +154,7 @@ def test_a_batch_of_tokens_is_decoded_as_one_by_one(pair: ModelPair) -> None:
 @pytest.mark.parametrize("n", [TOP_K - 5, N_TOKENS - 1])
 def test_generated_tokens_read_what_was_chosen(pair: ModelPair, n: int) -> None:
     tokens = clear_prompt(pair, N_TOKENS)
-    run = pair.reference.start(DenseLayer)
-    run.prefill(tokens[:n])
-    run.decode(int(tokens[n]))
-    session = pair.session(_core.dense_policy(), cache_type="f32")
-    session.prefill(tokens[:n], is_last=True)
-    session.note_reads(True)
-    session.decode(int(tokens[n]))
-    first, second, last = (np.array(read) for read in session.reads)
+    run, (first, second, last) = decode_noting_reads(pair, tokens, n)
     np.testing.assert_array_equal(last, run.chosen[0])
     assert len(last) == min(n + 1, TOP_K)
     shares = "blk.1.indexer.proj.weight" not in pair.reference.weights
