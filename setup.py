@@ -217,6 +217,7 @@ cython_extensions = [
         ("edgeh2o.engine._sampler", alone),
         ("edgeh2o.tokenizer._bpe", alone),
         ("edgeh2o.tokenizer._spm", alone),
+        ("edgeh2o.tokenizer._unigram", alone),
     )
 ]
 

@@ -19,6 +19,7 @@ import numpy as np
 from tests.tokenizer.plamo_vocabulary import make_plamo_metadata
 from tests.tokenizer.rwkv_vocabulary import make_rwkv_metadata
 from tests.tokenizer.spm_vocabulary import make_spm_metadata
+from tests.tokenizer.unigram_vocabulary import make_unigram_metadata
 from tests.tokenizer.vocabularies import make_metadata
 from tools.fuzz_loop import instrumented_imports, run_fuzzer
 
@@ -27,7 +28,7 @@ with instrumented_imports():
 
 TEXT = "hello  the world\n\n 1234 <|user|> </s> \u00e9\u4e2d\u6587 \U0001f600 aaaa'll Then"
 PRE_NAMES = ("gpt-2", "llama-bpe", "deepseek-llm", "superbpe", "kimi-k2", "jais-2", "exaone-moe")
-DTYPES = ("int8", "int32", "uint32", "float32")
+DTYPES = ("int8", "uint8", "int32", "uint32", "float32")
 
 
 def make_seeds() -> Iterator[bytes]:
@@ -37,6 +38,7 @@ def make_seeds() -> Iterator[bytes]:
     yield _write_input(make_plamo_metadata())
     yield _write_input(make_rwkv_metadata())
     yield _write_input(make_spm_metadata())
+    yield _write_input(make_unigram_metadata())
     yield _write_input({**make_spm_metadata(add_space_prefix=False), "general.name": "phi-3"})
 
 

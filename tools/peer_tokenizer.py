@@ -69,6 +69,8 @@ def write_vocabulary(path: Path, metadata: Mapping[str, object]) -> None:
             writer.add_uint32(key, value)
         elif isinstance(value, str):
             writer.add_string(key, value)
+        elif isinstance(value, np.ndarray) and value.dtype == np.uint8:
+            writer.add_array(key, value.tobytes())
         elif isinstance(value, np.ndarray):
             writer.add_array(key, value.tolist())
         elif isinstance(value, Sequence):

@@ -17,6 +17,7 @@ from .raw_bpe import RAW_RULES, RawBpeTokenizer
 from .rwkv import RwkvTokenizer
 from .sentencepiece import SentencePieceTokenizer
 from .stream_decoder import StreamDecoder
+from .unigram import UnigramTokenizer
 from .wordpiece import WordPieceTokenizer
 
 __all__ = [
@@ -61,11 +62,11 @@ _BUILDERS: dict[str, Callable[[Mapping[str, object]], Tokenizer]] = {
     "llama": SentencePieceTokenizer,
     "plamo2": PlamoTokenizer,
     "rwkv": RwkvTokenizer,
+    "t5": UnigramTokenizer,
 }
 
 # Models that GGUF files are known to name; the text says what each of them is.
 _NOT_SUPPORTED = {
-    "t5": "SentencePiece unigram",
     "hybriddna": "BPE with DNA k-mers",
     "whitespace": "BPE on words between whitespace",
     "none": "no vocabulary",

@@ -11,7 +11,7 @@ from typing import Literal
 from ..errors import FormatError, UsageError
 from .special_tokens import SpecialTokens
 from .stream_decoder import StreamDecoder
-from .vocabulary import TokenType, Vocabulary, parse_byte_token, read_flag
+from .vocabulary import TokenType, Vocabulary, parse_byte_token, read_flag, read_token_id
 
 _logger = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ class Tokenizer(ABC):
         pre_name: value of ``tokenizer.ggml.pre``, "default" where the file has none.
         bos_id, eos_id: ids of the tokens that begin and end a text; None if there is none.
         add_bos, add_eos: whether ``encode`` adds them.
+        sep_id, add_sep: the token that stands between a pair of texts, and whether one does.
         eog_ids: ids after which a generation stops.
         space_prefix: whether a text begins with a blank that ``encode`` adds and ``decode`` drops.
     """
@@ -43,6 +44,9 @@ class Tokenizer(ABC):
         model_name: str,
         pre_name: str,
         default_add_bos: bool,
+        default_add_eos: bool = False,
+        default_sep: int | None = None,
+        default_add_sep: bool = False,
         space_prefix: bool = False,
     ) -> None:
         self.model_name = model_name
@@ -51,7 +55,11 @@ class Tokenizer(ABC):
         self.eos_id = vocabulary.eos_id
         self.eog_ids = vocabulary.eog_ids
         self.add_bos = _read_adding(metadata, "bos", self.bos_id, default=default_add_bos)
-        self.add_eos = _read_adding(metadata, "eos", self.eos_id, default=False)
+        self.add_eos = _read_adding(metadata, "eos", self.eos_id, default=default_add_eos)
+        self.sep_id = read_token_id(metadata, "seperator", len(vocabulary), default=default_sep)
+        self.add_sep = read_flag(metadata, "tokenizer.ggml.add_sep_token", default=default_add_sep)
+        # Of a pair of texts, whether the first one ends with EOS before a separator.
+        self._ends_first = self.add_eos
         self._vocabulary = vocabulary
         # In characters of the vocabulary; each stands for one byte of the text at least.
         self._max_token_length = max(map(len, vocabulary.tokens))
@@ -134,6 +142,23 @@ class Tokenizer(ABC):
             if ids and ids[0] == self.bos_id:
                 _logger.warning("the prompt begins with a BOS token and the model adds one more")
             ids.insert(0, self.bos_id)
+        if self.add_eos and self.eos_id is not None:
+            ids.append(self.eos_id)
+        return ids
+
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """The ids of two texts that a model compares; control tokens stay text.
+
+        As llama-server makes them: BOS, the first text, EOS and the separator, the second text and
+        EOS, each where the model wants it. Raises as ``encode`` does.
+        """
+        ids = [self.bos_id] if self.add_bos and self.bos_id is not None else []
+        ids += self.encode(first, add_special=False)
+        if self._ends_first and self.eos_id is not None:
+            ids.append(self.eos_id)
+        if self.add_sep and self.sep_id is not None:
+            ids.append(self.sep_id)
+        ids += self.encode(second, add_special=False)
         if self.add_eos and self.eos_id is not None:
             ids.append(self.eos_id)
         return ids

@@ -21,6 +21,8 @@ def _list_byte_characters() -> list[str]:
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
+# Of RoBERTa's kind: a pair of texts has a separator unless the file says otherwise.
+_WITH_SEPARATOR = ("jina-v1-en", "jina-v2-code", "roberta-bpe")
 _BYTE_CHARACTERS = _list_byte_characters()
 _BYTE_OF = {character: bytes([byte]) for byte, character in enumerate(_BYTE_CHARACTERS)}
 
@@ -55,6 +57,7 @@ class ByteBpeTokenizer(Tokenizer):
             model_name="gpt2",
             pre_name=rule.name,
             default_add_bos=rule.add_bos,
+            default_add_sep=rule.name in _WITH_SEPARATOR,
         )
         self.rule = rule
         self._pre_tokenizer = rule.build()

@@ -82,25 +82,27 @@ class WordPieceTokenizer(Tokenizer):
             pre_name="default",
             default_add_bos=True,
             space_prefix=True,
+            default_sep=_SEPARATOR_ID,
+            default_add_sep=True,
         )
         n = len(vocabulary)
         unknown_id = read_token_id(metadata, "unknown", n, default=_UNKNOWN_ID)
-        separator_id = read_token_id(metadata, _SEPARATOR, n, default=_SEPARATOR_ID)
         for name, token_id in (
             ("bos", self.bos_id),
             ("unknown", unknown_id),
-            (_SEPARATOR, separator_id),
+            (_SEPARATOR, self.sep_id),
         ):
             if token_id is None:
                 raise FormatError(
                     f"tokenizer.ggml.{name}_token_id names no token of the vocabulary, which texts "
                     "of BERT need; convert the model again with its vocabulary"
                 )
-        assert unknown_id is not None
+        assert unknown_id is not None and self.sep_id is not None
         self._unknown_id = unknown_id
-        # Around every text, whatever the file says.
+        # Around every text, whatever the file says; it counts between a pair.
+        self._ends_first = read_flag(metadata, "tokenizer.ggml.add_eos_token", default=False)
         self.add_bos = self.add_eos = True
-        self.eos_id = separator_id
+        self.eos_id = self.sep_id
         lowercase = read_flag(metadata, "tokenizer.ggml.normalizer.lowercase", default=True)
         strip_accents = read_flag(
             metadata, "tokenizer.ggml.normalizer.strip_accents", default=lowercase

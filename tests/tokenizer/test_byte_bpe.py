@@ -174,7 +174,7 @@ def test_importing_is_light() -> None:
     [
         (None, "tokenizer.ggml.model is missing"),
         (3, "must be a string"),
-        ("t5", "'t5' .*unigram.* not supported yet"),
+        ("whitespace", "'whitespace' .*BPE on words.* not supported yet"),
         ("gpt3", "unknown tokenizer model 'gpt3'; supported: bert, gemma4, gpt2, llama"),
     ],
 )

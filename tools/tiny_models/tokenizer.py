@@ -88,3 +88,42 @@ def add_wordpiece(writer: GGUFWriter, vocab_size: int) -> None:
         ("mask", "[MASK]"),
     ):
         writer.add_uint32(f"tokenizer.ggml.{name}_token_id", WORDPIECE_CONTROL.index(text))
+
+
+UNIGRAM_CONTROL = ("<s>", "<pad>", "</s>", "<unk>")
+
+
+def unigram_vocabulary() -> list[str]:
+    """Control tokens, a blank, letters, digits and marks, words, endings."""
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789.,;:!?'-\"()"
+    words = [f"\u2581{word}" for word in WORDS.split()]
+    tokens = [*UNIGRAM_CONTROL, "\u2581", *letters, *words, *ENDINGS.split(), "\u4e2d"]
+    return list(dict.fromkeys(tokens))
+
+
+def add_unigram(writer: GGUFWriter, vocab_size: int) -> None:
+    """As llama.cpp's converter writes XLM-RoBERTa's; a mask is the last, as there."""
+    tokens = unigram_vocabulary()
+    reserved = [f"[PAD{idx}]" for idx in range(vocab_size - len(tokens) - 1)]
+    n_control, n_own = len(UNIGRAM_CONTROL), len(tokens)
+    types = [TokenType.CONTROL] * (n_control - 1) + [TokenType.UNKNOWN]
+    types += [TokenType.NORMAL] * (n_own - n_control) + [TokenType.UNUSED] * len(reserved)
+    scores = [0.0] * n_control + [-3.0 - idx % 13 / 4 for idx in range(n_own - n_control)]
+    writer.add_tokenizer_model("t5")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([*tokens, *reserved, "<mask>"])
+    writer.add_token_types([*types, TokenType.CONTROL])
+    writer.add_token_scores([*scores, *[-10000.0] * len(reserved), 0.0])
+    writer.add_add_space_prefix(True)
+    writer.add_remove_extra_whitespaces(True)
+    for name, text in (
+        ("bos", "<s>"),
+        ("eos", "</s>"),
+        ("unknown", "<unk>"),
+        ("seperator", "</s>"),
+        ("padding", "<pad>"),
+    ):
+        writer.add_uint32(f"tokenizer.ggml.{name}_token_id", UNIGRAM_CONTROL.index(text))
+    writer.add_add_bos_token(True)
+    writer.add_add_eos_token(True)
+    writer.add_add_sep_token(True)
