@@ -14,7 +14,7 @@ from .config import PACKED_OFF, PrefillConfig, RuntimeConfig
 from .engine.embedding import EUCLIDEAN, POOLINGS, choose_pooling, is_several, normalise
 from .engine.open_model import OpenModel
 from .engine.opening import load_session
-from .engine.ranking import find_probabilities, require_ranking
+from .engine.ranking import find_scores, require_ranking
 from .errors import UsageError
 from .lora_config import LoraLike, make_adapters
 from .option_fields import require_flag
@@ -224,25 +224,27 @@ class LLM(OpenModel):
         *,
         lora: Mapping[int, float] | None = None,
     ) -> NDArray[np.float32]:
-        """How probable it is that each of n documents answers a query: float32 [n], from 0 to 1.
+        """How well each of n documents answers a query: float32 [n], the more the better.
 
-        Of reranking models, such as Qwen3-Reranker: the share of the file's first label ("yes") in
-        a softmax over all of them, as llama.cpp has it. Every document is a prompt with the query,
-        in the form that the file names, in which control tokens stay plain text; it is read as
-        ``embed`` reads. ``lora`` as in ``generate``.
+        Of reranking models, as llama.cpp has it. Of causal ones, such as Qwen3-Reranker, it is the
+        share of the file's first label ("yes") in a softmax over all of them, from 0 to 1; of
+        others, such as bge-reranker-v2-m3, the logit of the first label, of any sign. Every
+        document is a prompt with the query, in the form that the file names or as a pair of texts,
+        in which control tokens stay plain text; it is read as ``embed`` reads. ``lora`` as in
+        ``generate``.
 
         Raises UsageError for another model, for no documents, for what is no text and for a prompt
         that is too long; others as ``embed``.
         """
-        require_ranking(self.config)
+        ranking = require_ranking(self.config)
         if not isinstance(documents, (list, tuple)):
             raise UsageError(f"documents are a list of texts, got {documents!r:.80}")
         if not documents:
             raise UsageError("there is nothing to rank: give a document at least")
         open_pair = partial(self._session.prompts.open_pair, query)
         openings = [partial(open_pair, document) for document in documents]
-        rows = self._session.embed(openings, "last", lora=lora)
-        return find_probabilities(rows, self.model)[:, 0].copy()
+        rows = self._session.embed(openings, ranking.pooling, lora=lora)
+        return find_scores(rows, self.model)[:, 0].copy()
 
     @property
     def chat_template(self) -> ChatTemplate:

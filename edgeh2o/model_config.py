@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 # Of a short convolution, as the core has it.
 MAX_CONV_TAPS = 16
@@ -260,14 +261,20 @@ def own_layers(layers: tuple[LayerConfig, ...], passes: tuple[int, ...]) -> tupl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankingConfig:
-    """How a model says whether a document answers a query: by the probability of its first label.
+    """How a model says whether a document answers a query: by its first label.
 
-    ``template`` is the prompt of both, with ``{query}`` and ``{document}``, "" where the file has
-    none.
+    That has a probability (``has_softmax``) or a logit. ``template`` is the prompt of both, with
+    ``{query}`` and ``{document}``, "" where the file has none. The hidden row that ``pooling``
+    gives goes through the ``tensors`` of the file, in their order, with an ``activation`` behind
+    the first matrix if that is not "".
     """
 
     labels: tuple[str, ...]
     template: str = ""
+    has_softmax: bool = True
+    activation: Literal["", "tanh", "gelu_tanh"] = ""
+    pooling: Literal["last", "cls", "mean"] = "last"
+    tensors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,10 @@ _CASES: Mapping[str, Mapping[str, object]] = {
     },
     "llama-embed": {"architecture": "llama-embed", "pooling_type": 1},
     "bert": {"architecture": "bert", "n_kv_heads": 4, "pooling_type": 2, "context_length": 512},
+    "bert_unigram": {
+        **{"architecture": "bert", "n_kv_heads": 4, "pooling_type": 1, "context_length": 512},
+        **{"has_unigram": True, "seed": 5},
+    },
     "nomic-bert": {"architecture": "nomic-bert", "n_kv_heads": 4, "pooling_type": 1},
     "modern-bert": {
         **{"architecture": "modern-bert", "n_layers": 5, "n_kv_heads": 4, "sliding_window": 12},

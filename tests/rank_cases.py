@@ -20,4 +20,19 @@ CASES: Mapping[str, Mapping[str, object]] = {
     "qwen3": {**_RANK, "architecture": "qwen3"},
     "qwen3_untied": {**_RANK, "architecture": "qwen3", "tied": False, "seed": 3},
     "qwen3vl": {**_RANK, "architecture": "qwen3vl", "rank_labels": ("good", "bad", "neither")},
+    # Of RoBERTa's kind, and of BERT's, whose labels have names.
+    "bert_unigram": {
+        **{**_RANK, "architecture": "bert", "n_kv_heads": 4, "context_length": 256},
+        **{"has_unigram": True, "rank_labels": ("LABEL_0",)},
+        "rank_tensors": ("cls.weight", "cls.bias", "cls.output.bias"),
+    },
+    "bert": {
+        **{**_RANK, "architecture": "bert", "n_kv_heads": 4, "context_length": 256},
+        **{"rank_labels": ("good", "bad", "neither"), "rank_tensors": ("cls.output.bias",)},
+    },
+    "modern-bert": {
+        **{**_RANK, "architecture": "modern-bert", "n_kv_heads": 4, "sliding_window": 12},
+        **{"sliding_window_pattern": 3, "adds_eos": True, "rank_labels": ("LABEL_0",)},
+        "rank_tensors": ("cls.weight", "cls.norm.weight", "cls.output.bias"),
+    },
 }

@@ -28,7 +28,7 @@ from tools.tiny_models.experts import ROUTER_SUFFIX
 from tools.tiny_models.metadata import add_metadata
 from tools.tiny_models.model import FLOAT_TYPES, ROPE_SCALINGS, TENSOR_TYPES, PerLayer, TinyModel
 from tools.tiny_models.tensors import Tensors, random_tensors
-from tools.tiny_models.tokenizer import add_tokenizer, add_wordpiece
+from tools.tiny_models.tokenizer import add_tokenizer, add_unigram, add_wordpiece
 
 
 def write_tiny_model(
@@ -47,7 +47,9 @@ def write_tiny_model(
     path = Path(path)
     writer = GGUFWriter(path, model.architecture)
     add_metadata(writer, model)
-    if model.family.has_sum_norms:
+    if model.has_unigram:
+        add_unigram(writer, model.vocab_size)
+    elif model.family.has_sum_norms:
         add_wordpiece(writer, model.vocab_size)
     else:
         add_tokenizer(writer, model.vocab_size, has_markers=model.has_markers)

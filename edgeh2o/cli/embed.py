@@ -100,7 +100,7 @@ def execute(args: argparse.Namespace) -> int:
     import numpy as np
 
     from ..engine.embedding import RANK, choose_pooling, normalise, require_known, require_power
-    from ..engine.ranking import find_probabilities, require_ranking
+    from ..engine.ranking import find_scores, require_ranking
 
     if args.pooling != RANK:
         require_known(args.pooling)
@@ -125,10 +125,11 @@ def execute(args: argparse.Namespace) -> int:
 
     with open_model(options, check=check, must_write=False) as (llm, bars):
         if pairs:
-            rows = llm.embed(pairs, "last", normalize=False)
+            ranking = require_ranking(llm.config)
+            rows = llm.embed(pairs, ranking.pooling, normalize=False)
             bars.close()
-            shares = find_probabilities(rows, llm.model)
-            _print_ranks(shares, require_ranking(llm.config).labels, args.embd_output_format)
+            scores = find_scores(rows, llm.model)
+            _print_ranks(scores, ranking.labels, args.embd_output_format)
             return 0
         pooling = choose_pooling(llm.config, args.pooling)
         if pooling == "none":
@@ -152,15 +153,16 @@ def _print_rows(rows: NDArray[np.float32], form: str, number: str, *, n_texts: i
         print(format_json(rows, form, number, n_texts=n_texts))
 
 
-def _print_ranks(shares: NDArray[np.float32], labels: Sequence[str], form: str | None) -> None:
-    """Probabilities of labels [n, n_labels], which no norm divides; in JSON without cosines."""
+def _print_ranks(scores: NDArray[np.float32], labels: Sequence[str], form: str | None) -> None:
+    """Those of labels [n, n_labels], which no norm divides; in JSON without cosines."""
     if form is not None:
-        _print_rows(shares, "json" if form == "json+" else form, "{:.7f}", n_texts=len(shares))
+        _print_rows(scores, "json" if form == "json+" else form, "{:.7f}", n_texts=len(scores))
         return
     print()
-    for index, row in enumerate(shares.tolist()):
-        for number, (label, share) in enumerate(zip(labels, row, strict=True)):
-            print(f"rerank score {index}: {share:8.3f} [{label or number}]")
+    for index, row in enumerate(scores.tolist()):
+        for number, (label, score) in enumerate(zip(labels, row, strict=True)):
+            name = f" [{label or number}]" if len(labels) > 1 else ""
+            print(f"rerank score {index}: {score:8.3f}{name}")
 
 
 def _read_pairs(session: Session, texts: Sequence[str], separator: str) -> list[NDArray[np.int32]]:

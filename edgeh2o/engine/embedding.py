@@ -48,8 +48,6 @@ def choose_pooling(config: ModelConfig, asked: str | None) -> str:
     if config.pooling not in POOLINGS:
         is_rank = config.pooling == RANK
         cause = f"is a reranking model, which {_RANKED_BY}" if is_rank else "has an unknown pooling"
-        if is_rank and not config.is_causal:
-            cause = "is a reranking model that is not causal, by which nothing is ranked here"
         raise UsageError(
             f"the file {cause} (metadata key '{config.architecture}.pooling_type'); for vectors "
             f"say which pooling to take (--pooling): {', '.join(POOLINGS)}"

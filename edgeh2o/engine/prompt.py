@@ -169,7 +169,13 @@ class PromptReader:
                 raise UsageError(f"a {name} is a text, got {text!r:.80}")
         tokenizer = self.model.tokenizer
         texts = {"query": query, "document": document}
-        pair = fill_template(require_template(self._config), texts, tokenizer)
+        template = require_template(self._config)
+        if not template:
+            counts = map(tokenizer.count_at_least, texts.values())
+            self._refuse_hopeless_length(sum(counts))
+            ids = tokenizer.encode_pair(query, document)
+            return Prompt(None, lambda _: ids, f"{query}\n{document}")
+        pair = fill_template(template, texts, tokenizer)
 
         def encode_from(start: int) -> list[int]:
             # As llama-server: the template has all that begins and ends a prompt.

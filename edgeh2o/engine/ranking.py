@@ -1,7 +1,8 @@
-"""Ranks of documents: how probable a model finds it that each answers a query."""
+"""Ranks of documents: how well a model finds that each answers a query."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Protocol, cast
 
 from ..errors import EdgeH2OError, UsageError
@@ -9,7 +10,7 @@ from ..model_config import DecoderConfig
 from .embedding import RANK
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -19,26 +20,26 @@ if TYPE_CHECKING:
 
 
 class RankingModel(Protocol):
-    """A loaded model whose file has the matrix of labels."""
+    """A loaded model whose file has the matrices of labels."""
 
     @property
-    def rank_weights(self) -> NDArray[np.float32]: ...
+    def rank_weights(self) -> Mapping[str, NDArray[np.float32]]: ...
 
 
 def require_ranking(config: ModelConfig) -> RankingConfig:
     """Of a model that ranks documents. Raises UsageError for another one."""
     if not isinstance(config, DecoderConfig) or config.ranking is None:
         cause = "it is no reranking model"
-        if isinstance(config, DecoderConfig):
-            if not config.is_causal:
-                cause = "its tokens read those behind them too"
-            elif config.pooling == RANK:
-                cause = "its file calls it a reranking model, but has no tensor 'cls.output.weight'"
+        if isinstance(config, DecoderConfig) and config.pooling == RANK:
+            cause = (
+                "its file calls it a reranking model, but has no tensor 'cls.output.weight' by "
+                "which its architecture ranks"
+            )
         raise UsageError(
-            f"this model does not rank documents: {cause}; take a GGUF file of a causal one, such "
-            "as Qwen3-Reranker, that llama.cpp's convert_hf_to_gguf.py has made"
+            f"this model does not rank documents: {cause}; take a GGUF file of one, such as "
+            "Qwen3-Reranker or bge-reranker-v2-m3, that llama.cpp's convert_hf_to_gguf.py has made"
         )
-    if len(config.ranking.labels) < 2:
+    if config.ranking.has_softmax and len(config.ranking.labels) < 2:
         raise UsageError(
             "this model does not rank documents: it has one label, whose probability is always 1; "
             "convert it anew with llama.cpp's convert_hf_to_gguf.py"
@@ -47,8 +48,13 @@ def require_ranking(config: ModelConfig) -> RankingConfig:
 
 
 def require_template(config: ModelConfig) -> str:
-    """The prompt of a query and a document. Raises UsageError where there is none."""
+    """The prompt of a query and a document, "" for a model that reads them as a pair of texts.
+
+    Raises UsageError where there is none.
+    """
     template = require_ranking(config).template
+    if not template and not cast("DecoderConfig", config).is_causal:
+        return ""
     for name in ("{query}", "{document}"):
         if name not in template:
             lack = f"has no {name} in its" if template else "has no"
@@ -59,18 +65,43 @@ def require_template(config: ModelConfig) -> str:
     return template
 
 
-def find_probabilities(
+def find_scores(
     rows: Sequence[NDArray[np.float32]] | NDArray[np.float32], model: LoadedModel
 ) -> NDArray[np.float32]:
-    """Of labels [n, n_labels], by the last rows [n, model_dim] of prompts: a softmax of products.
+    """Of labels [n, n_labels], by hidden rows [n, model_dim] of prompts: logits, or a softmax.
 
-    As in ``build_pooling`` of llama.cpp, for Qwen 3. Raises EdgeH2OError for what is not finite.
+    As in ``build_pooling`` of llama.cpp. Raises EdgeH2OError for what is not finite.
     """
     import numpy as np  # here, because models that write do not need it
 
+    config = cast("DecoderConfig", model.config)
+    ranking = require_ranking(config)
+    found = np.asarray(rows, np.float64)
     weights = cast("RankingModel", model).rank_weights
-    logits = np.asarray(rows, np.float64) @ weights.astype(np.float64).T
-    if not np.isfinite(logits).all():
+    for name, stored in weights.items():
+        values = stored.astype(np.float64)
+        if name == "cls.norm.weight":
+            centred = found - found.mean(axis=1, keepdims=True)
+            variance = (centred**2).mean(axis=1, keepdims=True)
+            found = centred / np.sqrt(variance + config.norm_eps) * values
+        elif name.endswith(".bias"):
+            found = found + values.reshape(-1)
+        else:
+            found = found @ values.T
+        is_dense = name.startswith(("cls.weight", "cls.bias"))
+        if is_dense and (name == "cls.bias" or "cls.bias" not in weights):
+            found = _activate(found, ranking.activation)
+    if not np.isfinite(found).all():
         raise EdgeH2OError("a rank is not finite; the model file may be damaged")
-    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+    if not ranking.has_softmax:
+        return np.asarray(found, np.float32)
+    shares = np.exp(found - found.max(axis=1, keepdims=True))
     return np.asarray(shares / shares.sum(axis=1, keepdims=True), np.float32)
+
+
+def _activate(x: NDArray[np.float64], activation: str) -> NDArray[np.float64]:
+    import numpy as np
+
+    if activation == "tanh":
+        return np.tanh(x)
+    return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))

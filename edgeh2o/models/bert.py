@@ -8,6 +8,7 @@ its networks have no gate; ``nomic-bert`` rotates queries and keys.
 from __future__ import annotations
 
 from . import blocks
+from .ranking import TANH_RANKING
 from .rope import PLAIN_ROPE, RopeRule
 from .spec import ArchitectureSpec, register_architecture
 from .tensors import TensorPart, tensor
@@ -57,7 +58,8 @@ for _name, _own, _is_table in (("bert", _TABLE, True), ("nomic-bert", blocks.FEE
             activation="ungated_gelu" if _is_table else "silu",
             rope=RopeRule(none_every=1) if _is_table else PLAIN_ROPE,
             has_position_table=_is_table,
-            unused_tensors=blocks.CLASSIFIER,
+            unused_tensors=() if _is_table else blocks.CLASSIFIER,
+            ranking=TANH_RANKING if _is_table else None,
             tensors=(*_SHARED, *_own),
         )
     )

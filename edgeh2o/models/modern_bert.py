@@ -8,6 +8,7 @@ layer's mixer has none, as the embedding is normed. Files may name the activatio
 from __future__ import annotations
 
 from . import blocks
+from .ranking import RankRule
 from .spec import ArchitectureSpec, register_architecture
 from .tensors import tensor, tensors_of
 from .windows import SlidingWindows
@@ -29,7 +30,7 @@ register_architecture(
             "swiglu": "silu",
             "reglu": "relu",
         },
-        unused_tensors=blocks.CLASSIFIER,
+        ranking=RankRule(activation="gelu_tanh", has_norm=True, pooling="mean"),
         windows=SlidingWindows(
             full_every=3,
             is_full_first=True,

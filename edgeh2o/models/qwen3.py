@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from . import blocks
 from .experts import ExpertRule
+from .ranking import SOFTMAX_RANKING
 from .rope import RopeRule
 from .spec import ArchitectureSpec, register_architecture
 
@@ -21,7 +22,7 @@ for _name in ("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe"):
             activation="silu",
             rope=RopeRule(has_sections="vl" in _name),
             experts=ExpertRule() if _has_experts else None,
-            can_rank=not _has_experts,
+            ranking=None if _has_experts else SOFTMAX_RANKING,
             tensors=(
                 *blocks.EMBEDDINGS,
                 *blocks.PRE_NORMS,

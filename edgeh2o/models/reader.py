@@ -37,7 +37,7 @@ from .joined import bind_joined
 from .key_biases import mark_key_biases
 from .mixed_streams import TABLE_TENSOR, find_table
 from .passes import LOOPS_KEY
-from .ranking import RANK_TENSOR, read_ranking
+from .ranking import read_ranking
 from .refusals import refuse_unread
 from .rope import (
     ALPHA_KEY,
@@ -90,7 +90,7 @@ def read_model(
         n_layers = len(shape.layers)
         drafting = tuple(f"blk.{n_layers + i}." for i in range(shape.n_drafting_layers))
         left_out = [name for name in gguf.tensors if drafting and name.startswith(drafting)]
-        ranking = [RANK_TENSOR] if spec.can_rank else []
+        ranking = list(spec.ranking.tensors) if spec.ranking else []
         modules = list(DENSE_TENSORS) if spec.has_dense_modules else []
         if shape.ngrams is not None:
             table = find_table(gguf.tensors, shape.ngrams, _core.supported_types())
@@ -282,7 +282,9 @@ def _make_config(
         norms_passes=shape.norms_passes,
         has_two_states=shape.has_two_states,
         pooling=_read_pooling(gguf.metadata, spec),
-        ranking=read_ranking(gguf, spec.name, shape.model_dim) if spec.can_rank else None,
+        ranking=read_ranking(gguf, spec.name, shape.model_dim, spec.ranking)
+        if spec.ranking
+        else None,
         is_causal=spec.is_causal,
         dense_modules=read_dense_modules(gguf, shape.model_dim) if spec.has_dense_modules else (),
         **_read_frequencies(gguf, spec, shape),

@@ -18,6 +18,7 @@ from .hybrids import HybridRule
 from .hyperparameters import Hyperparameters, read_hyperparameters
 from .latent import LatentRule
 from .latent_tensors import ALL_TENSORS, latent_tensors
+from .ranking import RankRule
 from .rope import PLAIN_ROPE, RopeRule
 from .streams import StreamRule
 from .tensors import TensorRule, tensors_of
@@ -87,7 +88,7 @@ class ArchitectureSpec:
         can_draft: where there is one such layer, with attention, it may do so; else they are left
             out.
         has_token_types: files may have vectors for types of tokens, of which the first is taken.
-        can_rank: files may have a matrix that ranks documents.
+        ranking: how files rank documents that have the matrices for it; None: they have none.
         has_dense_modules: files may have matrices that vectors are multiplied with.
         has_position_table: positions are rows of a table, added to embeddings.
         has_joint_width: files give the widths of gate and up together as that of the network.
@@ -153,7 +154,7 @@ class ArchitectureSpec:
     scores_blocks: bool = False
     has_drafting_layers: bool = False
     can_draft: bool = False
-    can_rank: bool = False
+    ranking: RankRule | None = None
     has_dense_modules: bool = False
     has_position_table: bool = False
     has_joint_width: bool = False

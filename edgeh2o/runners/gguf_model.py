@@ -13,7 +13,6 @@ from ..formats.fingerprint import fingerprint_file
 from ..formats.gguf import GgufFile, TensorInfo
 from ..formats.metadata import TEMPLATE_KEY, TOOL_TEMPLATE_KEY
 from ..formats.split import open_model_file
-from ..models.ranking import RANK_TENSOR
 from ..models.reader import read_model
 from ..rope_config import ROPE_OF_FILE, RopeConfig
 from .tensor_checks import check_tensor
@@ -163,13 +162,14 @@ class GgufModel:
         return fingerprint_file(self._file, self._tensors)
 
     @cached_property
-    def rank_weights(self) -> NDArray[np.float32]:
-        """What makes logits of labels of a hidden row, [n_labels, model_dim].
+    def rank_weights(self) -> dict[str, NDArray[np.float32]]:
+        """What makes logits of labels of a hidden row, [rows, cols] each, by name.
 
         Read from the file that is open still, where ``config.ranking`` says that it has them.
         Raises FormatError and ResourceError for a file that cannot be read any more.
         """
-        return self._dequantize(RANK_TENSOR)
+        ranking = self.config.ranking
+        return {name: self._dequantize(name) for name in (ranking.tensors if ranking else ())}
 
     @cached_property
     def dense_weights(self) -> list[NDArray[np.float32]]:

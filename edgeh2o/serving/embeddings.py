@@ -18,7 +18,7 @@ from ..engine.embedding import (
     choose_pooling,
     normalise,
 )
-from ..engine.ranking import find_probabilities, require_template
+from ..engine.ranking import find_scores, require_ranking, require_template
 from ..errors import UsageError
 from ..model_config import DecoderConfig
 from .admission import Admission
@@ -220,6 +220,7 @@ class Embeddings:
         pool = self._engine.pool
         try:
             require_template(pool.plan.config)
+            ranking = require_ranking(pool.plan.config)
             if pool.plan.has_device_memory:
                 raise UsageError("documents are ranked on the CPU (--device cpu)")
         except UsageError as error:
@@ -231,8 +232,10 @@ class Embeddings:
                 prompt = pool.prompts.open_pair(wanted.query, document)
             prompts.append(prompt.encode())
         scales = self._engine.adapters.scales_of(wanted)
-        rows = embed_prompts(pool, prompts, "last", adapter_scales=scales, require=ticket.require)
-        scores = find_probabilities(rows, pool.model.model)[:, 0].tolist()
+        rows = embed_prompts(
+            pool, prompts, ranking.pooling, adapter_scales=scales, require=ticket.require
+        )
+        scores = find_scores(rows, pool.model.model)[:, 0].tolist()
         n_tokens = sum(map(len, prompts))
         said = wanted.describe(scores, n_tokens, wanted.model or self._settings.model_name)
         return json.dumps(said, separators=(",", ":")).encode(), n_tokens

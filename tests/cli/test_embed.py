@@ -11,7 +11,8 @@ import pytest
 from edgeh2o import LLM
 from edgeh2o.cli.embed import format_json, format_text
 from edgeh2o.cli.main import build_parser, main
-from edgeh2o.engine.ranking import find_probabilities
+from edgeh2o.engine.ranking import find_scores
+from tests.rank_cases import CASES, DOCUMENTS, FILE, QUERY
 from tests.tiny_models import TinyModelFactory
 
 TEXTS = ["the thing", "all that is", "anew"]
@@ -137,6 +138,18 @@ def test_ranks_have_the_form_of_llama_embedding(
         np.testing.assert_allclose(np.ravel(found), shares, atol=1e-6)
 
 
+def test_logits_of_pairs_have_it_too(
+    capsys: pytest.CaptureFixture[str], tiny_model: TinyModelFactory
+) -> None:
+    """Of a model with one label, whose name is not shown."""
+    golden = json.loads(FILE.read_text())["bert_unigram"]
+    lines = "\n".join(f"{QUERY}\t{document}" for document in DOCUMENTS)
+    out = run(capsys, str(tiny_model(**CASES["bert_unigram"])), "-p", lines)
+    found = [line.split(": ") for line in out.strip().splitlines()]
+    assert [name for name, _ in found] == [f"rerank score {i}" for i in range(len(DOCUMENTS))]
+    np.testing.assert_allclose([float(score) for _, score in found], np.ravel(golden), atol=6e-3)
+
+
 def test_a_file_says_that_it_ranks(
     capsys: pytest.CaptureFixture[str], tiny_model: TinyModelFactory
 ) -> None:
@@ -145,7 +158,7 @@ def test_a_file_says_that_it_ranks(
     out = run(capsys, str(model), "-p", "a\tb\na b", "--embd-output-format", "raw")
     with LLM(model) as llm:
         row = llm.embed(["a b"], "last", normalize=False)
-        expected = [llm.rerank("a", ["b"])[0], find_probabilities(row, llm.model)[0, 0]]
+        expected = [llm.rerank("a", ["b"])[0], find_scores(row, llm.model)[0, 0]]
     found = [float(line.split()[0]) for line in out.splitlines()]
     np.testing.assert_allclose(found, expected, atol=1e-6)
     out = run(capsys, str(model), "-p", "a", "--pooling", "last", "--embd-output-format", "raw")

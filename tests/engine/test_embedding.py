@@ -27,6 +27,7 @@ WITH_GELU = (
     "gemma-embedding",
     "gemma-embedding_plain",
     "bert",
+    "bert_unigram",
     "modern-bert",
 )
 

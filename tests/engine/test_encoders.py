@@ -104,9 +104,16 @@ def test_sampling_is_checked_as_ever(model: Path) -> None:
         llm.generate("a", SamplingParams(max_tokens=0))
 
 
-def test_their_rerankers_rank_nothing(tmp_path: Path) -> None:
-    """What ranks is left out; vectors are there by a pooling that is asked for."""
+def test_rerankers_make_vectors_that_are_asked_for(tiny_model: TinyModelFactory) -> None:
+    options = {**options_of("modern-bert"), "pooling_type": 4, "rank_labels": ("LABEL_0",)}
+    with LLM(tiny_model(**options)) as llm:
+        with pytest.raises(UsageError, match=r"is a reranking model, which ranks by .*LLM.rerank"):
+            llm.embed("a text")
+        assert llm.embed("a text", "cls").shape == (llm.config.model_dim,)
+        assert llm.rerank("a", ["b"]).shape == (1,)
 
+
+def test_heads_that_an_architecture_does_not_rank_by_are_left_out(tmp_path: Path) -> None:
     def add_classifier(tensors: Tensors) -> None:
         width = tensors["token_embd.weight"].shape[1]
         for name in ("cls.weight", "cls.output.weight"):
@@ -114,11 +121,9 @@ def test_their_rerankers_rank_nothing(tmp_path: Path) -> None:
         tensors["cls.bias"] = np.ones(width, np.float32)
 
     path = tmp_path / "reranker.gguf"
-    options = {**options_of("modern-bert"), "pooling_type": 4}
+    options = {**options_of("nomic-bert"), "pooling_type": 4}
     write_tiny_model(path, edit=add_classifier, **options)
     with LLM(path) as llm:
-        with pytest.raises(UsageError, match="a reranking model that is not causal, by which no"):
-            llm.embed("a text")
-        with pytest.raises(UsageError, match=r"does not rank.*tokens read those behind them too"):
+        with pytest.raises(UsageError, match=r"does not rank.* by which its architecture ranks"):
             llm.rerank("a", ["b"])
         assert llm.embed("a text", "cls").shape == (llm.config.model_dim,)

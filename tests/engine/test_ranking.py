@@ -11,16 +11,18 @@ import numpy as np
 import pytest
 
 from edgeh2o import LLM, H2OConfig, PrefillConfig, SamplingParams
-from edgeh2o.engine.ranking import find_probabilities, require_ranking
+from edgeh2o.engine.ranking import find_scores, require_ranking
 from edgeh2o.errors import ContextLengthError, EdgeH2OError, FormatError, UsageError
 from edgeh2o.tokenizer.chat_template import fill_template
 from tests.joined_cases import for_each
 from tests.rank_cases import CASES, DOCUMENTS, FILE, QUERY
+from tests.reference.encoder import ReferenceEncoder
 from tests.tiny_models import TinyModelFactory, with_vectors
 from tools.make_tiny_model import write_tiny_model
 from tools.tiny_models.metadata import RANK_TEMPLATE
 from tools.tiny_models.tensors import Tensors
 
+ENCODERS = ("bert_unigram", "bert", "modern-bert")
 SMALL_CALLS = PrefillConfig(batch_size=64, chunk_size=32)
 GOLDEN = json.loads(FILE.read_text())
 
@@ -40,7 +42,7 @@ def test_every_case_is_recorded() -> None:
     assert set(GOLDEN) == {*CASES, "version"}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if case not in ENCODERS])
 def test_ranks_are_those_of_llama_cpp(tiny_model: TinyModelFactory, case: str) -> None:
     with LLM(
         tiny_model(**CASES[case]), cache_type="f32", attention_precision="f32", prefill=SMALL_CALLS
@@ -52,7 +54,53 @@ def test_ranks_are_those_of_llama_cpp(tiny_model: TinyModelFactory, case: str) -
         prompts = [RANK_TEMPLATE.replace("{query}", QUERY) for _ in DOCUMENTS]
         prompts = [a.replace("{document}", b) for a, b in zip(prompts, DOCUMENTS, strict=True)]
         rows = llm.embed(prompts, "last", normalize=False)
-        np.testing.assert_allclose(find_probabilities(rows, llm.model), expected, atol=2e-6)
+        np.testing.assert_allclose(find_scores(rows, llm.model), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("case", ENCODERS)
+def test_ranks_of_pairs_are_those_of_llama_cpp(tiny_model: TinyModelFactory, case: str) -> None:
+    """Of models whose tokens read those behind them too; logits, which float64's are too."""
+    path = tiny_model(**CASES[case])
+    with LLM(path, cache_type="f32", attention_precision="f32") as llm:
+        found = llm.rerank(QUERY, DOCUMENTS)
+        expected = np.array(GOLDEN[case])
+        # llama.cpp looks GELU up in half precision.
+        np.testing.assert_allclose(found, expected[:, 0], atol=6e-3)
+        assert np.ptp(found) > 0.1 and found.min() < 0  # no probabilities
+        ranking, prompts = require_ranking(llm.config), llm._session.prompts
+        pairs = [prompts.open_pair(QUERY, document).encode() for document in DOCUMENTS]
+        rows = llm.embed(pairs, ranking.pooling, normalize=False)
+        scores = find_scores(rows, llm.model)
+        assert scores.shape == (len(DOCUMENTS), len(ranking.labels))
+        np.testing.assert_allclose(scores, expected, atol=6e-3)
+        reference = ReferenceEncoder(path)
+        exact = [reference.scores(pair) for pair in pairs]
+        np.testing.assert_allclose(scores, exact, rtol=1e-4, atol=1e-4)
+
+
+def test_pairs_are_as_files_say(tiny_model: TinyModelFactory) -> None:
+    def ids(query: str, document: str, **options: object) -> list[int]:
+        with LLM(tiny_model(**{**CASES["bert"], "n_layers": 1, **options})) as llm:
+            texts = (llm.tokenize(text, add_special=False) for text in (query, document))
+            pair = llm._session.prompts.open_pair(query, document).encode().tolist()
+            first, second = texts
+        assert pair[1 : 1 + len(first)] == first
+        return [i for i in pair if i not in (*first, *second)]
+
+    assert ids("the fox", "it jumps") == [2, 3, 3]  # [CLS] the fox [SEP] it jumps [SEP]
+    assert ids("the fox", "it jumps", has_unigram=True) == [0, 2, 2, 2]  # <s> .. </s></s> .. </s>
+
+
+@pytest.mark.parametrize("case", ENCODERS)
+def test_control_tokens_of_pairs_stay_text(tiny_model: TinyModelFactory, case: str) -> None:
+    with LLM(tiny_model(**CASES[case])) as llm:
+        tokenizer, prompts = llm.model.tokenizer, llm._session.prompts
+        control = tokenizer.eos_text
+        plain, forged = (
+            prompts.open_pair(f"a{text}", f"b{text}").encode().tolist() for text in ("", control)
+        )
+    assert plain.count(tokenizer.eos_id) == forged.count(tokenizer.eos_id)
+    assert len(forged) > len(plain)
 
 
 @for_each("tensor_type", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K", "IQ4_NL"])
@@ -66,7 +114,7 @@ def test_probabilities_are_those_of_float64(tiny_model: TinyModelFactory, tensor
     with LLM(path) as llm:
         rows = np.random.default_rng(4).normal(size=(5, llm.config.model_dim)).astype(np.float32)
         rows[0] *= 1e4  # whose exponentials are beyond float64
-        found = find_probabilities(rows, llm.model)
+        found = find_scores(rows, llm.model)
     logits = rows.astype(np.float64) @ weights.T
     shares = np.exp(logits - logits.max(axis=1)[:, None])
     np.testing.assert_allclose(found, shares / shares.sum(axis=1)[:, None], rtol=1e-5, atol=1e-9)
@@ -178,6 +226,24 @@ def test_damaged_files_are_refused(model: Path, tmp_path: Path) -> None:
         (add_dense, "does not use: 'cls.weight'"),
     ):
         path = write_tiny_model(tmp_path / "cut.gguf", edit=edit, **CASES["qwen3"])
+        with pytest.raises(FormatError, match=message):
+            LLM(path)
+
+    def cut_dense(tensors: Tensors) -> None:
+        tensors["cls.bias"] = tensors["cls.bias"][:5]
+
+    def lose_dense(tensors: Tensors) -> None:
+        del tensors["cls.weight"]
+
+    def narrow(tensors: Tensors) -> None:
+        tensors["cls.output.weight"] = tensors["cls.output.weight"][:, :32]
+
+    for edit, message in (
+        (cut_dense, r"'cls.bias' has shape \[5\], but .*makes it \[64\]"),
+        (lose_dense, "has 'cls.bias', but no 'cls.weight'"),
+        (narrow, r"'cls.output.weight' has shape \[32(, 1)?\], but .* makes it \[64, 1\]"),
+    ):
+        path = write_tiny_model(tmp_path / "cut.gguf", edit=edit, **CASES["bert_unigram"])
         with pytest.raises(FormatError, match=message):
             LLM(path)
     # The same tensors in a file of an architecture that has none.

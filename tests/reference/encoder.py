@@ -83,6 +83,16 @@ class ReferenceEncoder:
                 made = made @ self.weights[name].T
         return made
 
+    def scores(self, tokens: Any) -> Array:
+        """Logits of labels: a head as RoBERTa's, or ModernBERT's."""
+        rows, w = self.rows(tokens), self.weights
+        x = rows.mean(axis=0) if self.is_modern else rows[0]
+        if "cls.weight" in w:
+            x = self._linear("cls", x)
+            x = gelu(x) if self.is_modern else np.tanh(x)
+            x = self._norm("cls.norm", x[None])[0]
+        return self._linear("cls.output", x)
+
     def _key(self, name: str, default: Any = None) -> Any:
         return self._fields.get(f"{self.architecture}.{name}", default)
 

@@ -61,6 +61,19 @@ def test_the_best_are_told_in_the_form_of_tei(ranking: RunningServer) -> None:
     assert ask(ranking, "/v1/rerank", {**ASKED, "top_n": 99})["results"] == full
 
 
+def test_pairs_are_ranked_by_logits(
+    start_server: StartServer, tiny_model: TinyModelFactory
+) -> None:
+    """Of a model whose tokens read those behind them too."""
+    server = start_server(model=tiny_model(**CASES["bert_unigram"]))
+    golden = np.ravel(json.loads(FILE.read_text())["bert_unigram"])
+    said = ask(server, "/v1/rerank", ASKED)["results"]
+    assert [each["index"] for each in said] == np.argsort(-golden).tolist()
+    found = [each["relevance_score"] for each in said]
+    np.testing.assert_allclose(found, np.sort(golden)[::-1], atol=1e-2)
+    assert found[-1] < 0
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

@@ -39,6 +39,7 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     if model.rank_labels:
         key = f"{model.architecture}.classifier.output_labels"
         writer.add_array(key, list(model.rank_labels))
+    if model.rank_labels and model.is_causal:  # others read a pair of texts
         writer.add_string("tokenizer.chat_template.rerank", RANK_TEMPLATE)
     if model.hidden_activation is not None:
         writer.add_string(f"{model.architecture}.hidden_activation", model.hidden_activation)

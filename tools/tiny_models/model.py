@@ -80,6 +80,8 @@ class TinyModel:
         rope_base_sliding: base of the layers with a window; None for no key.
         pooling_type: how vectors of texts are made, as llama.cpp numbers it; None for no key.
         rank_labels: what a matrix has logits of, that ranks documents; () for none.
+        rank_tensors: names of others that have a part in it.
+        has_unigram: the tokenizer is a unigram model, in the place of WordPiece.
         adds_eos: every text ends with the token that ends one.
         tied: the token embedding is also the output matrix.
         biases: the seven matrices of a layer have biases.
@@ -164,6 +166,8 @@ class TinyModel:
     context_length: int = 2048
     pooling_type: int | None = None
     rank_labels: tuple[str, ...] = ()
+    rank_tensors: tuple[str, ...] = ()
+    has_unigram: bool = False
     adds_eos: bool = False
     norm_eps: float = 1e-5
     tied: bool = True

@@ -45,8 +45,17 @@ def random_tensors(model: TinyModel) -> Tensors:
             (3, model.model_dim, model.dense_dim),
         ):
             normal(f"dense_{number}.weight", rows, cols, std=cols**-0.5)
-    if model.rank_labels:
-        normal("cls.output.weight", len(model.rank_labels), model.model_dim, std=0.3)
+    if n_labels := len(model.rank_labels):
+        width = model.model_dim
+        normal("cls.output.weight", n_labels, width, std=0.3)
+        for name, shape, std, mean in (
+            ("cls.weight", (width, width), width**-0.5, 0.0),
+            ("cls.bias", (width,), 0.3, 0.0),
+            ("cls.norm.weight", (width,), 0.1, 1.0),
+            ("cls.output.bias", (n_labels,), 0.5, 0.0),
+        ):
+            if name in model.rank_tensors:
+                normal(name, *shape, std=std, mean=mean)
     return tensors | drafting_tensors(rng, model, _add_layer)
 
 
