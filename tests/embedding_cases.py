@@ -32,6 +32,16 @@ _CASES: Mapping[str, Mapping[str, object]] = {
         **{"has_unigram": True, "seed": 5},
     },
     "nomic-bert": {"architecture": "nomic-bert", "n_kv_heads": 4, "pooling_type": 1},
+    "jina-bert-v3": {
+        **{"architecture": "jina-bert-v3", "n_kv_heads": 4, "pooling_type": 1},
+        **{"has_unigram": True, "rope_base": 2e4},
+    },
+    "nomic-bert-moe": {
+        **{"architecture": "nomic-bert-moe", "n_layers": 4, "n_kv_heads": 4, "pooling_type": 1},
+        "has_unigram": True,
+    },
+    "eurobert": {"architecture": "eurobert", "pooling_type": 3, "rope_base": 25e4},
+    "neo-bert": {"architecture": "neo-bert", "pooling_type": 2},
     "modern-bert": {
         **{"architecture": "modern-bert", "n_layers": 5, "n_kv_heads": 4, "sliding_window": 12},
         **{"sliding_window_pattern": 3, "rope_base": 16e4, "pooling_type": 2, "adds_eos": True},

@@ -20,20 +20,27 @@ GPT2 = replace(CODESHELL, has_position_table=True, fused_qkv=True)
 COHERE2 = Family(has_layer_norm=True, is_parallel=True, keys={"logit_scale": 0.4})
 SCALES: Mapping[str, float] = {"logit_scale": 4.0, "residual_scale": 0.4, "embedding_scale": 6.0}
 
+BERT = Family(
+    pre_norms=False,
+    has_sum_norms=True,
+    has_layer_norm=True,
+    is_ungated=True,
+    qkv_biases=True,
+    has_output_biases=True,
+    has_network_biases=True,
+)
+
 # Those that write none: their tokens read those behind them too.
 ENCODERS: Mapping[str, Family] = {
     "gemma-embedding": Family(post_norms=True, qk_norm="head", needs_window=True),
     "llama-embed": Family(),
-    "bert": Family(
-        pre_norms=False,
-        has_sum_norms=True,
-        has_layer_norm=True,
-        is_ungated=True,
-        qkv_biases=True,
-        has_output_biases=True,
-        has_network_biases=True,
-        has_position_table=True,
+    "bert": replace(BERT, has_position_table=True),
+    "jina-bert-v3": replace(BERT, fused_qkv=True),
+    "nomic-bert-moe": replace(
+        BERT, fused_qkv=True, has_experts=True, has_expert_width=False, goes_by_turns=True
     ),
+    "eurobert": Family(),
+    "neo-bert": Family(fused_qkv=True, fused_gate_up=True, output_norm="enc.output_norm"),
     "nomic-bert": Family(pre_norms=False, has_sum_norms=True, has_layer_norm=True, fused_qkv=True),
     "modern-bert": Family(
         has_layer_norm=True, fused_qkv=True, fused_gate_up=True, lacks_first_norm=True

@@ -169,10 +169,12 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
              "an expert is shared by ", layer.n_adjugate_sharers, " of ", layer.n_experts,
              " of a plain mixture");
   EH2O_CHECK(layer.shared_ffn_dim == 0 || has_experts, "a shared expert without experts");
-  EH2O_CHECK(layer.norm_placement != NormPlacement::kSum ||
-                 (config.centres_norms && layer.mixer == MixerKind::kAttention &&
-                  layer.ffn == FfnKind::kGated && !layer.has_output_gate() && layer.laurel_rank == 0),
-             "norms of the residual stream are LayerNorm, behind plain attention and plain networks");
+  EH2O_CHECK(
+      layer.norm_placement != NormPlacement::kSum ||
+          (config.centres_norms && layer.mixer == MixerKind::kAttention &&
+           (layer.ffn == FfnKind::kGated || has_experts) && !layer.routes_by_input &&
+           !layer.has_output_gate() && layer.laurel_rank == 0),
+      "norms of the residual stream are LayerNorm, behind plain attention and plain networks or experts");
   EH2O_CHECK(layer.has_mixer_norm || (layer.has_pre_norm() && !layer.shares_norm()),
              "a norm of the mixer's input is left out where there is none, or another's is the same");
   EH2O_CHECK(layer.heads.is_causal == config.is_causal(), "some layers are causal and others are not");

@@ -1,17 +1,20 @@
-"""Architectures ``bert`` (BERT, bge, e5, all-MiniLM) and ``nomic-bert`` (nomic-embed-text).
+"""Architectures of BERT's kind: ``bert`` (BERT, bge, e5, all-MiniLM, XLM-RoBERTa), ``nomic-bert``
+and ``nomic-bert-moe`` (nomic-embed-text) and ``jina-bert-v3`` (jina-embeddings-v3).
 
 Tokens read those behind them too; the residual stream is normed behind every branch, and so is the
-embedding, with a vector for the first type of token. Positions of ``bert`` are rows of a table, and
-its networks have no gate; ``nomic-bert`` rotates queries and keys.
+embedding, with a vector for the first type of token. Positions of ``bert`` are rows of a table, the
+others rotate queries and keys. Only networks of ``nomic-bert`` have a gate; in every other layer of
+``nomic-bert-moe`` there are experts, whose shares do not add up to 1.
 """
 
 from __future__ import annotations
 
 from . import blocks
+from .experts import ExpertRule
 from .ranking import TANH_RANKING
 from .rope import PLAIN_ROPE, RopeRule
 from .spec import ArchitectureSpec, register_architecture
-from .tensors import TensorPart, tensor
+from .tensors import TensorPart, TensorRule, tensor, tensors_of
 
 _SUM_NORMS = tuple(
     tensor(f"{name}.{kind}", "model_dim")
@@ -38,16 +41,21 @@ _SHARED = (
     *blocks.QKV_BIASES,
     *blocks.ATTENTION_OUTPUT_BIAS,
 )
-_TABLE = (
-    tensor("position_embd.weight", "model_dim", "n_positions"),
-    *blocks.UNGATED_FEED_FORWARD,
-    *blocks.UNGATED_FEED_FORWARD_BIASES,
-)
+_UNGATED = (*blocks.UNGATED_FEED_FORWARD, *blocks.UNGATED_FEED_FORWARD_BIASES)
+_EXPERTS = tuple(rule for rule in blocks.EXPERTS if "ffn_gate_exps" not in rule.name)
 
-for _name, _own, _is_table in (("bert", _TABLE, True), ("nomic-bert", blocks.FEED_FORWARD, False)):
+
+def _register(
+    name: str,
+    tensors: tuple[TensorRule, ...],
+    *,
+    activation: str = "ungated_gelu",
+    has_table: bool = False,
+    experts: ExpertRule | None = None,
+) -> None:
     register_architecture(
         ArchitectureSpec(
-            name=_name,
+            name=name,
             qk_row_order="half_split",
             is_causal=False,
             norm="layer",
@@ -55,11 +63,26 @@ for _name, _own, _is_table in (("bert", _TABLE, True), ("nomic-bert", blocks.FEE
             has_output_norm=False,
             has_embedding_norm=True,
             has_token_types=True,
-            activation="ungated_gelu" if _is_table else "silu",
-            rope=RopeRule(none_every=1) if _is_table else PLAIN_ROPE,
-            has_position_table=_is_table,
-            unused_tensors=() if _is_table else blocks.CLASSIFIER,
-            ranking=TANH_RANKING if _is_table else None,
-            tensors=(*_SHARED, *_own),
+            activation=activation,
+            rope=RopeRule(none_every=1) if has_table else PLAIN_ROPE,
+            has_position_table=has_table,
+            experts=experts,
+            unused_tensors=() if has_table else blocks.CLASSIFIER,
+            ranking=TANH_RANKING if has_table else None,
+            tensors=(*_SHARED, *tensors),
         )
     )
+
+
+_register(
+    "bert",
+    (tensor("position_embd.weight", "model_dim", "n_positions"), *_UNGATED),
+    has_table=True,
+)
+_register("nomic-bert", blocks.FEED_FORWARD, activation="silu")
+_register("jina-bert-v3", _UNGATED)
+_register(
+    "nomic-bert-moe",
+    (*tensors_of("dense", _UNGATED), *tensors_of("experts", _EXPERTS)),
+    experts=ExpertRule(has_own_width=False, is_normalised=False, goes_by_tensors=True),
+)

@@ -22,6 +22,7 @@ MODULES = (
     "deepseek",
     "deepseek2",
     "ernie4_5",
+    "eurobert",
     "exaone",
     "exaone_moe",
     "falcon",

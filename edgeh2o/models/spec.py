@@ -225,9 +225,9 @@ _OTHERS = {
         ),
         ("controlvector", "it is a control vector, which is not applied; give a model"),
         (
-            "nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert t5encoder",
-            "its tokens read those behind them too (attention that is not causal); for vectors of "
-            "texts give such as EmbeddingGemma or Qwen3-Embedding",
+            "jina-bert-v2 t5encoder",
+            "its attention has a bias by distance; for vectors of texts give such as bge-m3, "
+            "jina-embeddings-v3 or Qwen3-Embedding",
         ),
     )
     for name in names.split()

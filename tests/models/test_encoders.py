@@ -34,6 +34,8 @@ def test_every_row_of_a_file_is_bound_once(tiny_model: TinyModelFactory, archite
             rows = sum(part.n_rows for part in parts)
             if name.startswith("dense_"):  # read elsewhere
                 assert name in config.dense_modules and not parts
+            elif name.endswith("attn_qkv.bias"):
+                assert [part.n_rows for part in parts] == [1] * 3
             else:
                 assert rows == (1 if name == "token_types.weight" else info.rows)
 
@@ -58,6 +60,11 @@ def test_what_architectures_have(tiny_model: TinyModelFactory) -> None:
     assert bert.n_positions == bert.most_positions == 64 and not bert.has_rope
     nomic = read_tiny(tiny_model, "nomic-bert", **HEADS)
     assert nomic.has_rope and nomic.activation == "silu" and nomic.n_positions == 0
+    jina = read_tiny(tiny_model, "jina-bert-v3", **HEADS)
+    assert jina.has_rope and jina.activation == "ungated_gelu" and jina.n_positions == 0
+    mixture = read_tiny(tiny_model, "nomic-bert-moe", **HEADS)
+    assert [layer.is_dense for layer in mixture.layers] == [True, False] * 3
+    assert not mixture.normalises_experts and mixture.n_experts_used == 2
     modern = read_tiny(tiny_model, "modern-bert", **HEADS)
     assert [layer.has_mixer_norm for layer in modern.layers] == [False, *[True] * 5]
     for name, activation in (("gelu", "gelu_tanh"), ("swish", "silu"), ("reglu", "relu")):
@@ -88,6 +95,16 @@ def resized(name: str, *shape: int) -> Callable[[Tensors], None]:
         ("bert", without("token_embd_norm.bias"), "'token_embd_norm.bias'"),
         ("bert", without("blk.2.attn_output_norm.weight"), "'blk.2.attn_output_norm.weight'"),
         ("bert", resized("blk.0.ffn_gate.weight", 16, 32), "does not use: 'blk.0.ffn_gate.weight'"),
+        ("jina-bert-v3", without("blk.1.ffn_up.weight"), "'blk.1.ffn_up.weight'"),
+        ("nomic-bert-moe", without("blk.1.ffn_up_exps.weight"), "'blk.1.ffn_up_exps.weight'"),
+        (
+            "nomic-bert-moe",
+            resized("blk.0.ffn_gate_inp.weight", 6, 32),
+            "missing: 'blk.0.ffn_up_exps.weight'",
+        ),
+        ("eurobert", without("output_norm.weight"), "'output_norm.weight'"),
+        ("neo-bert", without("enc.output_norm.weight"), "'enc.output_norm.weight'"),
+        ("neo-bert", resized("blk.0.ffn_up.weight", 16, 32), r"has shape \[32, 16\].*\[32, 32\]"),
         ("nomic-bert", without("blk.5.layer_output_norm.bias"), "'blk.5.layer_output_norm.bias'"),
         ("modern-bert", without("blk.1.attn_norm.weight"), "'blk.1.attn_norm.weight'"),
         ("modern-bert", without("token_embd_norm.weight"), "'token_embd_norm.weight'"),

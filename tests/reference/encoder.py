@@ -1,7 +1,8 @@
 """Models whose tokens read those behind them too, in float64: hidden rows of a text.
 
 Of GGUF files as llama.cpp's converter writes them: ``gemma-embedding``, ``llama-embed``, ``bert``,
-``nomic-bert`` and ``modern-bert``.
+``nomic-bert``, ``nomic-bert-moe``, ``jina-bert-v3``, ``eurobert``, ``neo-bert`` and
+``modern-bert``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from gguf.quants import dequantize
 from tests.reference.decoder.rope import RopeLayout, frequencies, rotate
 from tests.reference.dense import causal_attention
 from tests.reference.softmax_state import Array
+
+_INTERLEAVED = ("llama-embed", "neo-bert")
 
 
 def gelu(x: Array) -> Array:
@@ -47,7 +50,7 @@ class ReferenceEncoder:
         self.n_kv_heads: int = self._key("attention.head_count_kv", self.n_heads)
         dim = self.weights["token_embd.weight"].shape[1]
         self.head_dim: int = self._key("attention.key_length", dim // self.n_heads)
-        self.is_bert = self.architecture in ("bert", "nomic-bert")
+        self.is_bert = "token_embd_norm.bias" in self.weights
         self.is_gemma = self.architecture == "gemma-embedding"
         self.is_modern = self.architecture == "modern-bert"
 
@@ -72,7 +75,7 @@ class ReferenceEncoder:
             x = x + self._norm(f"{prefix}post_attention_norm", attended)
             fed = self._feed_forward(prefix, self._norm(f"{prefix}ffn_norm", x))
             x = x + self._norm(f"{prefix}post_ffw_norm", fed)
-        return self._norm("output_norm", x)
+        return self._norm("enc.output_norm", self._norm("output_norm", x))
 
     def vector(self, tokens: Any, pooling: str) -> Array:
         """What is made of them, by the matrices behind the pooling too."""
@@ -112,6 +115,19 @@ class ReferenceEncoder:
     def _linear(self, name: str, x: Array) -> Array:
         return x @ self.weights[f"{name}.weight"].T + self.weights.get(f"{name}.bias", 0.0)
 
+    def _mix(self, prefix: str, x: Array) -> Array:
+        """Experts without a gate; the shares of the best are not made to add up to 1."""
+        up, down = (self.weights[f"{prefix}ffn_{name}_exps.weight"] for name in ("up", "down"))
+        logits = self._linear(f"{prefix}ffn_gate_inp", x)
+        shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+        shares /= shares.sum(axis=1, keepdims=True)
+        best = np.argsort(-shares, axis=1)[:, : self._key("expert_used_count")]
+        out = np.zeros_like(x)
+        for row, chosen in enumerate(best):
+            for e in chosen:
+                out[row] += shares[row, e] * (down[e] @ gelu(up[e] @ x[row]))
+        return out
+
     def _window(self, layer: int) -> int:
         """Positions that a query sees to either side, its own included; 0: all."""
         width = self._key("attention.sliding_window", 0)
@@ -143,16 +159,19 @@ class ReferenceEncoder:
                 base = self._key("rope.freq_base_swa", 10000.0)
             angles = np.arange(n)[:, None] * frequencies(self.head_dim, base)
             layout: RopeLayout = (
-                "interleaved" if self.architecture == "llama-embed" else "half_split"
+                "interleaved" if self.architecture in _INTERLEAVED else "half_split"
             )
             q, k = rotate(q, angles, layout), rotate(k, angles, layout)
         out = causal_attention(q, k, v, window=window or None, is_causal=False)
         return self._linear(f"{prefix}attn_output", out.transpose(1, 0, 2).reshape(n, -1))
 
     def _feed_forward(self, prefix: str, x: Array) -> Array:
-        if self.architecture == "bert":
+        if f"{prefix}ffn_gate_inp.weight" in self.weights:
+            return self._mix(prefix, x)
+        is_fused = self.is_modern or self.architecture == "neo-bert"
+        if f"{prefix}ffn_gate.weight" not in self.weights and not is_fused:
             return self._linear(f"{prefix}ffn_down", gelu(self._linear(f"{prefix}ffn_up", x)))
-        if self.is_modern:
+        if is_fused:
             gate, up = np.split(self._linear(f"{prefix}ffn_up", x), 2, axis=1)
         else:
             gate = self._linear(f"{prefix}ffn_gate", x)

@@ -33,6 +33,8 @@ def add_layer(
     ):
         if tensors.pop(f"{prefix}.{name}.weight", None) is not None:
             normal(f"{prefix}.{name}_exps.weight", n_experts, rows, cols, std=cols**-0.5)
+        if family.has_sum_norms:
+            tensors.pop(f"{prefix}.{name}.bias", None)
     if family.is_gpt_oss:
         normal(f"{prefix}.ffn_gate_inp.bias", n_experts, std=0.3)
         normal(f"{prefix}.attn_sinks.weight", n_heads, std=1.0, mean=1.0)

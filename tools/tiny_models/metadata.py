@@ -66,6 +66,8 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     if model.family.has_experts and model.n_experts:
         writer.add_expert_count(model.n_experts)
         writer.add_expert_used_count(model.n_experts_used)
+        if model.family.has_sum_norms:
+            writer.add_moe_every_n_layers(2)
         if model.family.has_expert_width:
             writer.add_expert_feed_forward_length(model.ffn_dim)
         if model.family.has_adjugates:

@@ -135,6 +135,7 @@ void add_experts(const LayerCall& call, MatView<float> x) {
   if (call.config.mixes_streams()) return copy_rows(as_const(mixed), x);
   add_rows(table, x, mixed, w.ffn_post_norm.empty() ? nullptr : w.ffn_post_norm.data(), eps,
            spec.residual_scale * spec.experts_scale);
+  norm_sum(call, x, w.ffn_sum_norm, w.ffn_sum_norm_bias);
 }
 
 }  // namespace edgeh2o
