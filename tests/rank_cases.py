@@ -30,6 +30,10 @@ CASES: Mapping[str, Mapping[str, object]] = {
         **{**_RANK, "architecture": "bert", "n_kv_heads": 4, "context_length": 256},
         **{"rank_labels": ("good", "bad", "neither"), "rank_tensors": ("cls.output.bias",)},
     },
+    "neo-bert": {
+        **{**_RANK, "architecture": "neo-bert", "adds_eos": True, "rank_labels": ("a", "b")},
+        "rank_tensors": ("cls.weight", "cls.bias", "cls.output.bias"),
+    },
     "modern-bert": {
         **{**_RANK, "architecture": "modern-bert", "n_kv_heads": 4, "sliding_window": 12},
         **{"sliding_window_pattern": 3, "adds_eos": True, "rank_labels": ("LABEL_0",)},

@@ -22,7 +22,7 @@ from tools.make_tiny_model import write_tiny_model
 from tools.tiny_models.metadata import RANK_TEMPLATE
 from tools.tiny_models.tensors import Tensors
 
-ENCODERS = ("bert_unigram", "bert", "modern-bert")
+ENCODERS = ("bert_unigram", "bert", "neo-bert", "modern-bert")
 SMALL_CALLS = PrefillConfig(batch_size=64, chunk_size=32)
 GOLDEN = json.loads(FILE.read_text())
 

@@ -150,6 +150,17 @@ def test_what_a_file_says() -> None:
     assert silent.encode("\u0416") == [TOKENS.index("\u2581"), 2, 1]
 
 
+def test_pairs_of_texts() -> None:
+    the, then = TOKENS.index("\u2581the"), TOKENS.index("\u2581then")
+    both = build_tokenizer(make_unigram_metadata(add_sep_token=True))
+    assert both.encode_pair("the", "then") == [FIRST, the, LAST, LAST, then, LAST]
+    assert TOKENIZER.encode_pair("the", "then") == [FIRST, the, LAST, then, LAST]
+    assert both.encode_pair("the</s>", "").count(LAST) == 3  # as text
+    # A separator that a file asks for and does not name is left out.
+    nameless = build_tokenizer(make_unigram_metadata(add_sep_token=True, seperator_token_id=None))
+    assert nameless.encode_pair("the", "then") == TOKENIZER.encode_pair("the", "then")
+
+
 def test_what_text_does_not_become() -> None:
     for text in ("</s>", UNUSED_TEXT):
         assert TOKENS.index(text) not in TOKENIZER.encode(text, add_special=False)

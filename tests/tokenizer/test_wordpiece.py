@@ -82,6 +82,22 @@ def test_what_a_file_says() -> None:
     assert pieces_of("CAF\u00c9") == ["\u2581c", "a", "f", "e"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "n_between"),
+    [
+        ({}, 1),  # of files that say nothing
+        ({"add_eos_token": True, "add_sep_token": False}, 1),  # of later converters
+        ({"add_eos_token": True, "add_sep_token": True}, 2),
+        ({"add_sep_token": False}, 0),
+    ],
+)
+def test_pairs_of_texts(changes: dict[str, object], n_between: int) -> None:
+    tokenizer = build_tokenizer(make_wordpiece_metadata(**changes))
+    the, fox = TOKENS.index("\u2581the"), TOKENS.index("\u2581fox")
+    assert tokenizer.encode_pair("the", "FOX") == [FIRST, the, *[LAST] * n_between, fox, LAST]
+    assert tokenizer.encode_pair("[SEP]", "the").count(LAST) == n_between + 1  # as text
+
+
 def test_what_text_does_not_become() -> None:
     assert FIRST not in TOKENIZER.encode("[CLS]", add_special=False)
     assert TOKENIZER.encode("[CLS]", add_special=False, parse_special=True) == [FIRST]
