@@ -80,6 +80,11 @@ class DecoderConfig:
         ngrams: Mapping[str, Any] = ...,
         reads_hidden: bool = False,
         n_guessed: int = 0,
+        hidden_join: str = ...,
+        hidden_dim: int = 0,
+        features_dim: int = 0,
+        norms_features: bool = False,
+        residual_is_normed: bool = False,
         n_positions: int = 0,
         passes: abc.Sequence[int] = ...,
         norms_passes: bool = False,
@@ -590,6 +595,25 @@ class _Prompt(_SequenceMethods):
     ) -> None:
         """As a runner's, with the ``mark_states`` of what was saved."""
 
+class LentReader:
+    """What drafts by attending to the sequences of another model, which stay as they are."""
+
+    def __init__(self, model: Model, threads: int | None = None) -> None:
+        """``model`` has a ``main``. ValueError where it does not find the layers that it reads."""
+    def guess(
+        self, target: Sequence, token: int, hidden: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Logits [vocab_size] behind ``token``, which ``target`` has not read, and the next row.
+
+        ``hidden`` [1, hidden_dim] is what logits were made of at the token before, or the row that
+        the guess of this token gave. ValueError for a sequence of another model.
+        """
+    @staticmethod
+    def estimate_bytes(
+        config: DecoderConfig, main: DecoderConfig, max_context: int, threads: int | None = None
+    ) -> int:
+        """What it allocates for sequences of so many positions; ValueError as ``__init__``."""
+
 class Sequence(_Prompt):
     """One prompt in the decoder: a ``Runner`` (edgeh2o/runners/base.py), which see."""
 
@@ -666,6 +690,15 @@ class Sequence(_Prompt):
         """
     keeps_hidden: bool
     """Whether calls leave ``hidden``: then a prompt's last layer is computed for all tokens."""
+    keeps_last_hidden: bool
+    """Of a prompt it is that of the last token alone, for which nothing is computed besides."""
+    hidden_layers: list[int]
+    """It is the residual stream before these layers, [n, so many * model_dim]; none: as below.
+
+    ValueError for layers that are not of the model, ascending, or have several streams.
+    """
+    def encode(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Of rows [n, features_dim] of another model what stands beside tokens, [n, model_dim]."""
     @property
     def hidden(self) -> NDArray[np.float32] | None:
         """What the logits of the latest call's tokens are made of [n, model_dim], if it is kept."""

@@ -145,7 +145,8 @@ class LayerConfig:
     multiplied by sigmoids if it ``has_delta_sigmoid``. A layer that looks n-grams up keeps
     ``history_rows`` rows of ``history_dim`` numbers of the tokens before. A layer that
     ``has_large_keys``, by their biases, takes no products in 8 bits.
-    One without ``has_mixer_norm`` has no norm of its mixer's input where others have.
+    One without ``has_mixer_norm`` has no norm of its mixer's input where others have. Keys and
+    values that ``are_lent`` are those of layer ``lender`` of another model, for which this drafts.
     """
 
     n_heads: int
@@ -198,6 +199,8 @@ class LayerConfig:
     history_dim: int = 0
     has_large_keys: bool = False
     has_mixer_norm: bool = True
+    are_lent: bool = False
+    lender: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,9 +332,15 @@ class DecoderConfig(ModelConfig):
     token has several residual streams (AltUp); a ``laurel_rank`` that is not 0 is that of a branch
     of two matrices beside attention (LAuReL). One that ``reads_hidden`` is a layer that guesses
     tokens ahead: beside a token it reads what the logits of the token before were made of, and it
-    has logits of the first ``n_guessed`` tokens, 0 for all. Low-rank updates of a matrix (LoRA)
-    have a rank of ``update_rank`` together at the most, and count by the ``adapter_scales`` of
-    their adapters where a session says nothing else. ``passes`` are the stacks of layers in the
+    has logits of the first ``n_guessed`` tokens, 0 for all, or of as many that its file names. It
+    has the token and the row in one product, both "normed" (``hidden_join``) or as they are
+    ("plain"), or the row, which is the residual stream then, "apart" from the token; or keys and
+    values of rows are "cached", and tokens stand in blocks behind them. Rows have ``hidden_dim``
+    numbers, 0 for ``model_dim``; those of the last two are made of ``features_dim`` numbers of the
+    other model, which are normed with ``norms_features``, and with ``residual_is_normed`` the
+    residual stream is the normed row. Low-rank updates of a matrix
+    (LoRA) have a rank of ``update_rank`` together at the most, and count by the ``adapter_scales``
+    of their adapters where a session says nothing else. ``passes`` are the stacks of layers in the
     order that they are gone through: passes in that one stack recurs have its weights, but keys and
     values of their own, and ``layers`` has those of all passes; empty: one stack, once. With
     ``norms_passes`` the residual stream is normed between them, as logits are made of it. With
@@ -418,6 +427,11 @@ class DecoderConfig(ModelConfig):
     latent: LatentHeads | None = None
     reads_hidden: bool = False
     n_guessed: int = 0
+    hidden_join: str = "normed"
+    hidden_dim: int = 0
+    features_dim: int = 0
+    norms_features: bool = False
+    residual_is_normed: bool = False
     passes: tuple[int, ...] = ()
     norms_passes: bool = False
     has_two_states: bool = False

@@ -89,6 +89,8 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("index_key_dim", layer.heads.index.key_dim);
   reader.read("index_top_k", layer.heads.index.top_k);
   reader.read("index_block_tokens", layer.heads.index.block_tokens);
+  reader.read("are_lent", layer.heads.are_lent);
+  reader.read("lender", layer.lender);
   reader.read("window", layer.window);
   reader.read("is_chunked", layer.is_chunked);
   reader.read("rope", layer.rope);
@@ -277,6 +279,15 @@ DecoderConfig make_config(const py::kwargs& fields) {
   reader.read("token_input_rows", config.token_input_rows);
   reader.read("reads_hidden", config.reads_hidden);
   reader.read("n_guessed", config.n_guessed);
+  reader.read_choice("hidden_join", config.hidden_join,
+                     {{"normed", HiddenJoin::kNormed},
+                      {"plain", HiddenJoin::kPlain},
+                      {"apart", HiddenJoin::kApart},
+                      {"cached", HiddenJoin::kCached}});
+  reader.read("hidden_dim", config.hidden_dim);
+  reader.read("features_dim", config.features_dim);
+  reader.read("norms_features", config.norms_features);
+  reader.read("residual_is_normed", config.residual_is_normed);
   reader.finish();
   config.check();
   return config;

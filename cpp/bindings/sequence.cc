@@ -7,6 +7,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 
 #include "base/allocation_counter.h"
@@ -18,6 +19,7 @@
 #include "isa/select.h"
 #include "model/decoder.h"
 #include "model/eviction.h"
+#include "model/lent_rows.h"
 #include "model/mixers/attention.h"
 #include "ops/decode_attention.h"
 
@@ -78,7 +80,11 @@ struct DecoderSequence {
   Sequence sequence;
   py::object prompt_logits = py::none();
   bool keeps_hidden = false;
-  py::object hidden = py::none();  // [n][model_dim] of the latest call, if they are kept
+  // What is kept: what logits are made of, of the last token of a prompt alone if so, or the residual stream
+  // before these layers.
+  bool keeps_last_hidden = false;
+  std::vector<size_t> hidden_layers;
+  py::object hidden = py::none();  // [n][width] of the latest call, if they are kept
   uint64_t last_call_allocations = 0;
 };
 
@@ -127,20 +133,33 @@ void run_steps(DecoderWorkspace& shared, Span<const Step> steps, const Observer&
 // Hidden rows that stand beside a call's tokens.
 using HiddenArray = std::optional<py::array_t<float, py::array::c_style>>;
 
+const float* view_hidden(const py::array_t<float, py::array::c_style>& rows, size_t n, size_t dim) {
+  EH2O_CHECK(rows.ndim() == 2 && static_cast<size_t>(rows.shape(0)) == n &&
+                 static_cast<size_t>(rows.shape(1)) == dim,
+             "hidden rows must be [", n, "][", dim, "], one for every token");
+  return rows.data();
+}
+
 // The step with its hidden rows, and with memory for those that come out, if they are kept.
 void add_hidden(DecoderSequence& self, const HiddenArray& hidden, Step* step) {
   const size_t dim = self.decoder().config().model_dim, n = step->tokens.size;
-  if (hidden) {
-    EH2O_CHECK(hidden->ndim() == 2 && static_cast<size_t>(hidden->shape(0)) == n &&
-                   static_cast<size_t>(hidden->shape(1)) == dim,
-               "hidden rows must be [", n, "][", dim, "], one for every token");
-    step->hidden = hidden->data();
-  }
+  if (hidden) step->hidden = view_hidden(*hidden, n, self.decoder().config().hidden_width());
   self.hidden = py::none();
   if (!self.keeps_hidden) return;
-  py::array_t<float> rows({n, dim});
+  if (!self.hidden_layers.empty()) {
+    const size_t n_layers = self.hidden_layers.size();
+    py::array_t<float> rows({n, n_layers * dim});
+    step->taken_out = rows.mutable_data();
+    step->taken = {self.hidden_layers.data(), n_layers};
+    self.hidden = rows;
+    return;
+  }
+  size_t n_kept = n;
+  if (self.keeps_last_hidden && !step->is_decode) n_kept = step->end == PromptEnd::kLater ? 0 : 1;
+  if (n_kept == 0) return;
+  py::array_t<float> rows({n_kept, dim});
   step->hidden_out = rows.mutable_data();
-  step->n_hidden = n;
+  step->n_hidden = n_kept;
   self.hidden = rows;
 }
 
@@ -261,6 +280,70 @@ py::array_t<float> row_logits(DecoderSequence& self, size_t first, size_t n_rows
   return logits;
 }
 
+// Ascending, each once.
+void set_hidden_layers(DecoderSequence& self, std::vector<size_t> layers) {
+  const DecoderConfig& config = self.decoder().config();
+  EH2O_CHECK(std::adjacent_find(layers.begin(), layers.end(), std::greater_equal<>()) == layers.end() &&
+                 (layers.empty() || layers.back() < config.n_layers()),
+             "the rows that are kept are of different layers of ", config.n_layers(), ", in their order");
+  EH2O_CHECK(layers.empty() || (!config.has_streams && !config.mixes_streams() && config.passes.empty()),
+             "layers of this model have no rows of one residual stream to keep");
+  self.hidden_layers = std::move(layers);
+}
+
+// Rows [n][model_dim] that stand beside tokens, of those of another model.
+py::array_t<float> encode_rows(DecoderSequence& self,
+                               const py::array_t<float, py::array::c_style>& features) {
+  const DecoderConfig& config = self.decoder().config();
+  const auto n = static_cast<size_t>(features.ndim() == 2 ? features.shape(0) : 0);
+  const float* data = view_hidden(features, n, config.features_dim);
+  py::array_t<float> out({n, config.model_dim});
+  float* rows = out.mutable_data();
+  const py::gil_scoped_release release;
+  self.decoder().encode({data, n, config.features_dim, config.features_dim}, self.owner->workspace,
+                        {rows, n, config.model_dim, config.model_dim});
+  return out;
+}
+
+// A decoder that attends to the sequences of the model that it drafts for.
+struct LentReader {
+  LentReader(std::shared_ptr<const Decoder> model, std::optional<int> n_threads)
+      : shared(std::move(model), n_threads) {
+    EH2O_CHECK(shared.decoder->config().reads_lent() && shared.decoder->main(),
+               "this model reads no keys and values of another");
+    shared.decoder->weights().check_complete();
+    fit(1);
+  }
+
+  void fit(size_t max_context) {
+    const Decoder& decoder = *shared.decoder;
+    if (lent && lent->max_context() == max_context) return;
+    lent.emplace(decoder.weights().table(), decoder.config(), decoder.main()->config(), max_context);
+    shared.workspace.fit_scratch(1, lent->scratch_bytes(static_cast<size_t>(shared.workspace.n_threads())));
+  }
+
+  DecoderWorkspace shared;
+  std::optional<LentRows> lent;
+};
+
+// Logits [n_outputs] behind a token, and the hidden row [1][hidden_width] of the next guess.
+py::tuple guess(LentReader& self, DecoderSequence& target, int32_t token,
+                const py::array_t<float, py::array::c_style>& hidden) {
+  const Decoder& decoder = *self.shared.decoder;
+  EH2O_CHECK(&target.decoder() == decoder.main(), "the sequence is of another model than what drafts for it");
+  const size_t width = decoder.config().hidden_width();
+  const float* row = view_hidden(hidden, 1, width);
+  py::array_t<float> logits(static_cast<py::ssize_t>(decoder.config().n_outputs()));
+  py::array_t<float> next({size_t{1}, width});
+  float *logits_out = logits.mutable_data(), *next_out = next.mutable_data();
+  {
+    const py::gil_scoped_release release;
+    self.fit(target.sequence.shape().max_context);
+    decoder.guess({&target.sequence, &*self.lent, token, row, logits_out, next_out}, self.shared.workspace);
+  }
+  return py::make_tuple(logits, next);
+}
+
 void let_evict(DecoderSequence& self, bool is_allowed) {
   allow_eviction(self.decoder().config(), self.sequence, is_allowed);
   const py::gil_scoped_release release;  // a call at work may want it
@@ -320,6 +403,10 @@ void bind_sequence(py::module_& module) {
            py::arg("on_attention") = py::none(), py::arg("hidden") = py::none())
       .def_readwrite("keeps_hidden", &DecoderSequence::keeps_hidden)
       .def_readonly("hidden", &DecoderSequence::hidden)
+      .def_readwrite("keeps_last_hidden", &DecoderSequence::keeps_last_hidden)
+      .def_property(
+          "hidden_layers", [](const DecoderSequence& self) { return self.hidden_layers; }, &set_hidden_layers)
+      .def("encode", &encode_rows, py::arg("features"))
       .def("row_logits", &row_logits, py::arg("first"), py::arg("n_rows"))
       .def("embed", &embed, py::arg("tokens"), py::kw_only(), py::arg("is_last"), py::arg("n_rows"),
            py::arg("on_layer") = py::none())
@@ -382,6 +469,21 @@ void bind_sequence(py::module_& module) {
       py::arg("config"), py::arg("policy"), py::kw_only(), py::arg("max_context"), py::arg("batch_size"),
       py::arg("chunk_size"), py::arg("cache_type") = "f16");
   bind_prompt_methods<DecoderSequence>(c);
+
+  py::class_<LentReader>(module, "LentReader")
+      .def(py::init<std::shared_ptr<Decoder>, std::optional<int>>(), py::arg("model"),
+           py::arg("threads") = py::none())
+      .def("guess", &guess, py::arg("target"), py::arg("token"), py::arg("hidden"))
+      .def_static(
+          "estimate_bytes",
+          [](const DecoderConfig& config, const DecoderConfig& main, size_t max_context,
+             std::optional<int> n_threads) {
+            const KernelTable& table = active_kernel_table();
+            const auto threads = static_cast<size_t>(n_threads.value_or(num_threads()));
+            return LentRows(table, config, main, max_context).scratch_bytes(threads) +
+                   Workspace::estimate_bytes(config, table, 1, max_context, threads);
+          },
+          py::arg("config"), py::arg("main"), py::arg("max_context"), py::arg("threads") = py::none());
 }
 
 }  // namespace edgeh2o

@@ -9,6 +9,7 @@
 #include "model/ffn/gated.h"
 #include "model/ffn/shifted.h"
 #include "model/hidden_input.h"
+#include "model/lent_rows.h"
 #include "model/mixers/attention.h"
 #include "model/mixers/delta_net.h"
 #include "model/mixers/mamba1.h"
@@ -40,6 +41,7 @@ void Decoder::forward(Span<const Step> steps, Workspace& workspace, const Observ
   const bool is_joint = goes_together(steps, n_rows, workspace);
   const AdapterScales joint = is_joint ? joint_adapters(steps, workspace) : AdapterScales{};
   for (size_t layer = 0; layer < config_.n_layers(); ++layer) {
+    take_rows_before(layer, steps, workspace);
     if (is_joint) {
       run_layer_together({config_, weights_, workspace, steps[0], layer, 0, joint}, steps, n_rows);
     } else {
@@ -88,6 +90,7 @@ void Decoder::forward(Span<const Step> steps, Workspace& workspace, const Observ
 // x += mixer(x); x += ffn(x), each with the norms that the layer has. Where tokens have several residual
 // streams, x is the prediction of the first.
 void Decoder::run_layer(const LayerCall& call, const Observer& observer) const {
+  if (config_.joins(HiddenJoin::kCached) && !call.step.is_decode) return cache_hidden(call);
   if (config_.has_streams) predict(call);
   if (config_.mixes_streams()) {
     if (call.spec().looks_up_ngrams()) add_ngrams(call, {&call.step, 1});
@@ -233,6 +236,7 @@ void Decoder::turn_to_ffn(const LayerCall& call, size_t first, size_t n_rows) co
 
 bool Decoder::goes_together(Span<const Step> steps, size_t n_rows, Workspace& workspace) const {
   if (steps.size < 2 || n_rows > workspace.activations().rows_at_once) return false;
+  if (config_.features_dim > 0) return false;  // it looks at the tokens of one
   const float* logits = steps[0].logits;
   for (const Step& step : steps) {
     if (!step.is_decode || step.logits != logits) return false;  // the logits of all are one matrix
@@ -271,7 +275,15 @@ void Decoder::check_steps(Span<const Step> steps, const Workspace& workspace) co
         config_.is_causal() || (!step.is_decode && step.end == PromptEnd::kFinal && sequence.position() == 0),
         "tokens of this model read those behind them too: a text is read whole, in one call, and "
         "nothing is written behind it");
-    EH2O_CHECK((step.hidden != nullptr) == config_.reads_hidden,
+    EH2O_CHECK(
+        step.taken.size == 0 || (!config_.has_streams && !config_.mixes_streams() && config_.passes.empty() &&
+                                 step.taken[step.taken.size - 1] < config_.n_layers()),
+        "rows before layer ", step.taken.size > 0 ? step.taken[step.taken.size - 1] : 0, " of a model of ",
+        config_.n_layers(), " layers that go through one residual stream once");
+    const bool is_block = config_.joins(HiddenJoin::kCached) && step.is_decode;
+    EH2O_CHECK(!config_.joins(HiddenJoin::kCached) || is_block || step.end == PromptEnd::kLater,
+               "of tokens that become keys and values alone there are no logits");
+    EH2O_CHECK((step.hidden != nullptr) == (config_.reads_hidden && !is_block),
                config_.reads_hidden
                    ? "a layer that guesses tokens ahead reads a hidden row beside every token"
                    : "this model reads tokens alone, no hidden rows");
@@ -321,7 +333,11 @@ void Decoder::begin_step(const Step& step, size_t first_row, Workspace& workspac
   const size_t dim = config_.model_dim, position = sequence.position(), n = step.tokens.size;
   sequence.begin_call();
   const MatView<float> x{a.x + first_row * dim, n, dim, dim};
-  embed(step.tokens, x);
+  if (step.hidden && config_.features_dim > 0) {
+    copy_rows({step.hidden, n, dim, dim}, x);
+  } else {
+    embed(step.tokens, x);
+  }
   if (config_.has_token_type) add_vector(weights_.table(), x, weights_.token_type().data());
   if (config_.n_positions > 0) {
     for (size_t first = 0; first < n; first += a.rows_at_once) {
@@ -337,13 +353,87 @@ void Decoder::begin_step(const Step& step, size_t first_row, Workspace& workspac
   if (config_.has_streams) spread_streams(weights_, a, first_row, n, step.adapters());
   if (config_.mixes_streams()) copy_to_streams(config_, a, first_row, n);
   if (config_.has_two_states) begin_states(weights_, a, {a.x + first_row * dim, n, dim, dim});
-  if (config_.reads_hidden) join_hidden(config_, weights_, a, first_row, {step.hidden, n, dim, dim});
+  if (config_.joins(HiddenJoin::kNormed)) {
+    join_hidden(config_, weights_, a, first_row, {step.hidden, n, dim, dim});
+  }
+  fill_ropes(a, first_row, position, n, sequence.shape().max_context);
+}
+
+void Decoder::fill_ropes(Activations& a, size_t first_row, size_t position, size_t n,
+                         size_t max_context) const {
   for (size_t i = 0; i < config_.ropes.size(); ++i) {
     const RopeConfig& rope = config_.ropes[i];
-    const std::vector<float>& inv_freq = rope.of_context(sequence.shape().max_context);
+    const std::vector<float>& inv_freq = rope.of_context(max_context);
     const size_t row = first_row * rope.n_pairs();
     fill_rope_table(a.ropes[i].cos + row, a.ropes[i].sin + row, position, n,
                     {inv_freq.data(), inv_freq.size()}, rope.attention_factor);
+  }
+}
+
+void Decoder::take_rows_before(size_t layer, Span<const Step> steps, Workspace& workspace) const {
+  const size_t dim = config_.model_dim;
+  size_t first_row = 0;
+  for (const Step& step : steps) {
+    const size_t n = step.tokens.size, width = step.taken.size * dim;
+    for (size_t i = 0; i < step.taken.size; ++i) {
+      if (step.taken[i] != layer) continue;
+      copy_rows({workspace.activations().x + first_row * dim, n, dim, dim},
+                {step.taken_out + i * dim, n, dim, width});
+    }
+    first_row += n;
+  }
+}
+
+void Decoder::guess(const Guess& guess, Workspace& workspace) const {
+  const std::lock_guard<std::mutex> lock(workspace.mutex());
+  const ThreadScope threads(workspace.n_threads());
+  const Sequence& target = *guess.target;
+  target.check_whole();
+  EH2O_CHECK(config_.reads_lent() && main_, "only what reads keys and values of another model guesses so");
+  EH2O_CHECK(target.position() > 0, "there is nothing yet to guess by");
+  EH2O_CHECK(guess.token >= 0 && static_cast<size_t>(guess.token) < config_.vocab_size, "token ", guess.token,
+             " is outside the vocabulary of ", config_.vocab_size);
+  const Step step{guess.target, {&guess.token, 1}, PromptEnd::kFinal, true,
+                  guess.logits, guess.hidden,      nullptr,           0,
+                  nullptr,      {nullptr, 0},      guess.lent};
+  workspace.begin_call(1, true);
+  Activations& a = workspace.activations();
+  join_plain(config_, weights_, a, guess.token, guess.hidden);
+  fill_ropes(a, 0, target.position(), 1, target.shape().max_context);
+  for (size_t layer = 0; layer < config_.n_layers(); ++layer) {
+    run_layer({config_, weights_, workspace, step, layer, 0, {}}, {});
+  }
+  compute_logits(workspace, 0, 1, {}, guess.logits);
+  const size_t dim = config_.model_dim;
+  const MatmulInput normed =
+      norm_outputs(workspace, 0, {},
+                   {{a.norm, 1, dim, dim},
+                    packed_for(weights_.table(), a.packed, {&weights_.hidden_out().weight}, false)});
+  const MatmulOutput output = output_of(weights_.hidden_out(), guess.hidden_out, config_.hidden_width());
+  matmul(weights_.table(), normed, {&output, 1}, {a.scratch, {}});
+}
+
+void Decoder::encode(MatView<const float> features, Workspace& workspace, MatView<float> out) const {
+  const std::lock_guard<std::mutex> lock(workspace.mutex());
+  const ThreadScope threads(workspace.n_threads());
+  EH2O_CHECK(config_.features_dim > 0 && features.cols == config_.features_dim, "rows of ", features.cols,
+             " numbers are not what this model reads of another");
+  const KernelTable& table = weights_.table();
+  Activations& a = workspace.activations();
+  for (size_t first = 0; first < features.rows; first += a.rows_at_once) {
+    const size_t n = std::min(a.rows_at_once, features.rows - first), width = config_.features_dim;
+    const MatView<const float> rows = features.rows_from(first, n);
+    const PackedOut packed = packed_for(table, a.packed, {&weights_.features().weight}, false);
+    const MatmulInput input = config_.norms_features
+                                  ? norm_rows(table, rows, row_norm(config_, weights_.features_norm(), {}),
+                                              {{a.inner, n, width, width}, packed}, a.scratch)
+                                  : pack_rows(table, rows, packed);
+    const MatmulOutput output = output_of(weights_.features(), out.rows_from(first, n).data, out.stride);
+    matmul(table, input, {&output, 1}, {a.scratch, {}});
+    if (!config_.joins(HiddenJoin::kCached)) continue;
+    const MatView<float> encoded = out.rows_from(first, n);
+    norm_rows(table, as_const(encoded), row_norm(config_, weights_.hidden_norm(), {}), {encoded, {}},
+              a.scratch);
   }
 }
 
@@ -383,6 +473,11 @@ void Decoder::write_hidden(Workspace& workspace, size_t first, size_t n_rows, co
   const size_t dim = config_.model_dim, rows_at_once = workspace.activations().rows_at_once;
   for (size_t begin = 0; begin < n_rows; begin += rows_at_once) {
     const size_t n = std::min(rows_at_once, n_rows - begin);
+    if (config_.joins(HiddenJoin::kApart)) {  // the residual stream as it is
+      copy_rows({workspace.activations().x + (first + begin) * dim, n, dim, dim},
+                {out + begin * dim, n, dim, dim});
+      continue;
+    }
     norm_outputs(workspace, first + begin, adapters, {{out + begin * dim, n, dim, dim}, {}});
   }
 }

@@ -40,7 +40,29 @@ class Decoder {
   void row_logits(const Sequence& sequence, Workspace& workspace, size_t first, size_t n_rows,
                   float* out) const;
 
+  // The next token after one that the target's sequence has not read yet, for a decoder that reads_lent: its
+  // layers attend to keys and values of that sequence, which stays as it is, from its position. hidden
+  // [hidden_width] is what the target's logits of the token before were made of, or what hidden_out
+  // [hidden_width] got by the guess before.
+  struct Guess {
+    Sequence* target;
+    const LentRows* lent;
+    int32_t token;
+    const float* hidden;
+    float* logits;  // [n_outputs]
+    float* hidden_out;
+  };
+  // Throws std::invalid_argument for what cannot be.
+  void guess(const Guess& guess, Workspace& workspace) const;
+
+  // What stands beside tokens, [n][model_dim], of rows [n][features_dim] of the model that this drafts for.
+  void encode(MatView<const float> features, Workspace& workspace, MatView<float> out) const;
+
+  const Decoder* main() const { return main_.get(); }
+
  private:
+  void fill_ropes(Activations& a, size_t first_row, size_t position, size_t n, size_t max_context) const;
+  void take_rows_before(size_t layer, Span<const Step> steps, Workspace& workspace) const;
   void check_steps(Span<const Step> steps, const Workspace& workspace) const;
   void begin_call(Span<const Step> steps, Workspace& workspace) const;
   void embed(Span<const int32_t> tokens, MatView<float> rows) const;

@@ -46,6 +46,11 @@ void check_attention(const DecoderConfig& config, const LayerSpec& layer) {
   EH2O_CHECK(2 * rope.n_pairs() <= layer.heads.key_dim, "rope_inv_freq has ", rope.n_pairs(),
              " entries, more than half of head_dim = ", layer.heads.key_dim);
   EH2O_CHECK(!layer.is_chunked || layer.window > 0, "chunks of a window that there is not");
+  EH2O_CHECK(!layer.heads.are_lent ||
+                 (config.joins(HiddenJoin::kPlain) && layer.mixer == MixerKind::kAttention &&
+                  layer.latent.is_none() && layer.window != 1 && !layer.is_chunked && !layer.is_parallel &&
+                  !layer.has_sinks && layer.temperature_period == 0 && layer.heads.kv_distance == 0),
+             "only what drafts reads keys and values of another model, by plain attention");
   EH2O_CHECK(layer.qk_norm != QkNorm::kOwnHead || layer.heads.has_own_kv(),
              "heads with norms of their own, and keys of another layer");
   EH2O_CHECK(!layer.has_plain_qk_norm || (layer.qk_norm == QkNorm::kHead && !layer.has_head_gains),
@@ -286,6 +291,31 @@ void DecoderConfig::check() const {
   EH2O_CHECK(!reads_hidden || (!has_streams && !has_output_bias),
              "a layer that guesses tokens ahead has one "
              "residual stream, and no biases of logits");
+  EH2O_CHECK(reads_hidden || (hidden_dim == 0 && features_dim == 0), "hidden rows that nothing reads");
+  EH2O_CHECK(!joins(HiddenJoin::kNormed) || (hidden_dim == 0 && features_dim == 0),
+             "rows that are joined normed are as wide as the model");
+  EH2O_CHECK(
+      !joins(HiddenJoin::kPlain) || std::all_of(layers.begin(), layers.end(),
+                                                [](const LayerSpec& layer) { return layer.heads.are_lent; }),
+      "what joins a hidden row as it is keeps no keys and values of its own");
+  EH2O_CHECK(!joins(HiddenJoin::kCached) ||
+                 (features_dim > 0 && hidden_dim == 0 && !centres_norms && !has_embedding_norm &&
+                  !norms_embeddings && n_positions == 0 && !has_token_type &&
+                  std::all_of(layers.begin(), layers.end(),
+                              [](const LayerSpec& layer) {
+                                return layer.mixer == MixerKind::kAttention && layer.latent.is_none() &&
+                                       layer.heads.has_own_kv() && layer.heads.index.is_none() &&
+                                       layer.gate_dim() == 0 && !layer.is_chunked && !layer.is_parallel &&
+                                       layer.qk_norm == QkNorm::kHead && !layer.qk_norm_after_rope;
+                              })),
+             "keys and values are made of hidden rows for plain attention with norms of heads");
+  EH2O_CHECK(!joins(HiddenJoin::kApart) ||
+                 (n_layers() == 1 && features_dim > 0 && hidden_dim == 0 && !centres_norms &&
+                  !has_embedding_norm && !norms_embeddings && n_positions == 0 && !has_token_type &&
+                  layers[0].mixer == MixerKind::kAttention && !layers[0].has_mixer_norm &&
+                  layers[0].latent.is_none() && layers[0].heads.has_own_kv() &&
+                  layers[0].is_parallel == false && layers[0].laurel_rank == 0),
+             "a row that stands apart goes into one layer of plain attention without a norm of its input");
   EH2O_CHECK(passes.empty() || (!has_streams && token_input_dim() == 0 && !reads_hidden && !centres_norms &&
                                 !has_norm_biases),
              "layers that are gone through several times have one residual stream and RMS norms");

@@ -42,6 +42,12 @@ struct NgramConfig {
 inline constexpr size_t kMaxNgramTokens = 16, kMaxNgramHeads = 256;
 inline constexpr size_t kMaxMixedStreams = 16, kMaxStreamRank = 65536;
 
+// How what drafts has the hidden row that stands beside a token: in a product with both normed (MTP), in one
+// with both as they are (the assistants of Gemma 4), or as its residual stream, with both normed beside one
+// another before attention alone (EAGLE-3). Or keys and values of every layer are made of it, and no more,
+// and tokens stand in blocks behind them, all of which see each other (DFlash).
+enum class HiddenJoin : uint8_t { kNormed, kPlain, kApart, kCached };
+
 struct DecoderConfig {
   size_t model_dim = 0;
   size_t vocab_size = 0;
@@ -76,6 +82,13 @@ struct DecoderConfig {
   // before, and it has logits of the first n_guessed tokens only.
   bool reads_hidden = false;
   size_t n_guessed = 0;  // 0: of all
+  HiddenJoin hidden_join = HiddenJoin::kNormed;
+  size_t hidden_dim = 0;  // of that row, and of what comes out for the next guess; 0: model_dim
+  // kApart, kCached: several rows of the other model together, of which the row beside a token is made;
+  // whether they are normed before, and whether the normed row is the residual stream.
+  size_t features_dim = 0;
+  bool norms_features = false;
+  bool residual_is_normed = false;
   // Which stack of layers is gone through in every pass: passes in that one stack recurs have its weights,
   // but keys and values of their own, and `layers` has those of all passes. Empty: one stack, once.
   std::vector<size_t> passes;
@@ -85,6 +98,9 @@ struct DecoderConfig {
   bool has_two_states = false;
 
   size_t n_layers() const { return layers.size(); }
+  size_t hidden_width() const { return hidden_dim > 0 ? hidden_dim : model_dim; }
+  bool joins(HiddenJoin join) const { return reads_hidden && hidden_join == join; }
+  bool reads_lent() const { return !layers.empty() && layers[0].heads.are_lent; }
   // Else tokens read those behind them too: a text is read in one call, and nothing is written.
   bool is_causal() const { return layers.empty() || layers[0].heads.is_causal; }
   // Layers with weights of their own, which are those of the stacks.

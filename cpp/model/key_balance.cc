@@ -140,6 +140,7 @@ void balance_keys(const DecoderConfig& config, size_t layer, LayerWeights& weigh
   std::vector<float> factors = balance_heads(q, k, dim);
   weights.has_even_keys = std::any_of(factors.begin(), factors.end(), [](float s) { return s != 1.0f; });
   if (!weights.has_even_keys) return;
+  weights.key_factors.assign(factors.begin() + static_cast<ptrdiff_t>(q.size()), factors.end());
   if (!are_normed) {
     weights.key_balance = std::move(factors);
     return;

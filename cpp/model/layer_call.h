@@ -13,6 +13,8 @@
 
 namespace edgeh2o {
 
+class LentRows;
+
 // The next tokens of a sequence.
 struct Step {
   Sequence* sequence;
@@ -23,9 +25,13 @@ struct Step {
   // [n_outputs] after the last token, unless end is kLater; null: not wanted. In decode [n][n_outputs] of
   // all.
   float* logits;
-  const float* hidden = nullptr;  // [n][model_dim] beside the tokens, of a decoder that reads_hidden
+  const float* hidden = nullptr;  // [n][hidden_width] beside the tokens, of a decoder that reads_hidden
   float* hidden_out = nullptr;    // [n_hidden][model_dim] what logits are made of
   size_t n_hidden = 0;            // of the last tokens; 0: not wanted
+  // [n][taken.size * model_dim] the residual stream of all tokens before these layers, ascending; or null.
+  float* taken_out = nullptr;
+  Span<const size_t> taken = {nullptr, 0};
+  const LentRows* lent = nullptr;  // of a decoder that reads_lent, whose sequence is that of the other model
 
   AdapterScales adapters() const { return {sequence->shape().scales()}; }
 };
@@ -87,7 +93,10 @@ struct LayerCall {
   // prompt's last token, unless the sequence wants all rows or the step some: rows before first_output_row
   // are left as they are. The answer is made of those from first_answer_row on, and stays what it is without
   // others.
-  size_t first_output_row() const { return std::min(first_answer_row(), step.tokens.size - step.n_hidden); }
+  size_t first_output_row() const {
+    if (step.taken.size > 0 && layer < step.taken[step.taken.size - 1]) return 0;
+    return std::min(first_answer_row(), step.tokens.size - step.n_hidden);
+  }
   size_t first_answer_row() const {
     const size_t n = step.tokens.size;
     if (step.is_decode || spec().ffn == FfnKind::kShifted) return 0;  // later tokens look back

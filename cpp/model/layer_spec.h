@@ -72,7 +72,8 @@ struct LayerSpec {
   size_t window = 0;
   // Of these, those from the last multiple of the width on: queries of a chunk of so many see that alone.
   bool is_chunked = false;
-  size_t rope = 0;  // of DecoderConfig::ropes
+  size_t rope = 0;    // of DecoderConfig::ropes
+  size_t lender = 0;  // the layer of the other model, where heads.are_lent
   QkNorm qk_norm = QkNorm::kNone;
   bool qk_norm_after_rope = false;
   bool has_plain_qk_norm = false;  // of heads: the norm has no weights

@@ -15,9 +15,12 @@ Weights::Weights(const DecoderConfig& config, const KernelTable& table, const We
   config_.check();
   EH2O_CHECK((main != nullptr) == config.reads_hidden,
              "a layer that guesses tokens ahead, and no other, has a model that it belongs to");
-  EH2O_CHECK(!main || (main->table_ == table_ && main->config_.model_dim == config.model_dim &&
-                       main->config_.vocab_size == config.vocab_size),
-             "a layer that guesses tokens ahead has the width, the vocabulary and the kernels of its model");
+  EH2O_CHECK(!main || (main->table_ == table_ && main->config_.vocab_size == config.vocab_size),
+             "what guesses tokens ahead has the vocabulary and the kernels of its model");
+  const bool shares_width = config.reads_hidden && config.features_dim == 0;
+  EH2O_CHECK(!main || !shares_width || main->config_.model_dim == config.hidden_width(),
+             "what guesses tokens ahead reads rows of ", config.hidden_width(), " numbers, the model has ",
+             main ? main->config_.model_dim : 0);
   for_each_tensor([this](const std::string& name, const Slot& slot) { slots_.emplace(name, slot); });
 }
 
@@ -35,7 +38,8 @@ void Weights::for_each_tensor(const F& f) {
     matrix(name + ".weight", slot.weight, rows, cols, true);
     vector(name + ".bias", slot.bias, rows, false);
   };
-  matrix("token_embd.weight", token_embd_.weight, config_.vocab_size, model_dim, !main_);
+  const bool shares_embedding = main_ && !config_.joins(HiddenJoin::kPlain);
+  matrix("token_embd.weight", token_embd_.weight, config_.vocab_size, model_dim, !shares_embedding);
   if (config_.norms_embeddings) ones_.assign(model_dim, 1.0f);
   if (config_.n_positions > 0) {
     matrix("position_embd.weight", position_embd_, config_.n_positions, model_dim, true);
@@ -65,9 +69,23 @@ void Weights::for_each_tensor(const F& f) {
   }
   if (config_.has_two_states) vector("first_state.weight", first_state_, model_dim, true);
   if (config_.reads_hidden) {
-    linear("hidden_proj", hidden_proj_, model_dim, 2 * model_dim);
-    vector("embedding_norm.weight", embedding_norm_, model_dim, true);
-    vector("hidden_norm.weight", hidden_norm_, model_dim, true);
+    const size_t width = config_.hidden_width();
+    if (config_.features_dim > 0) {
+      linear("features", features_, model_dim, config_.features_dim);
+      if (config_.norms_features) {
+        vector("features_norm.weight", features_norm_, config_.features_dim, true);
+      }
+    } else {
+      linear("hidden_proj", hidden_proj_, model_dim, 2 * width);
+    }
+    if (config_.hidden_join == HiddenJoin::kCached) {
+      vector("hidden_norm.weight", hidden_norm_, model_dim, true);
+    } else if (config_.hidden_join == HiddenJoin::kPlain) {
+      linear("hidden_out", hidden_out_, width, model_dim);
+    } else {
+      vector("embedding_norm.weight", embedding_norm_, model_dim, true);
+      vector("hidden_norm.weight", hidden_norm_, model_dim, true);
+    }
   }
   if (config_.has_output_bias) vector("output.bias", output_.bias, config_.vocab_size, true);
   const bool must_have_biases = config_.has_norm_biases;
@@ -330,11 +348,12 @@ void Weights::for_each_tensor(const F& f) {
       }
       linear(prefix + "attn_output", layer.attn_output, model_dim, heads.n_heads * latent.value_dim);
     } else if (spec.attends()) {
-      linear(prefix + "attn_q", layer.attn_q, spec.q_gate_dim() + heads.q_dim(), model_dim);
+      const size_t n_inputs = config_.joins(HiddenJoin::kApart) ? 2 * model_dim : model_dim;
+      linear(prefix + "attn_q", layer.attn_q, spec.q_gate_dim() + heads.q_dim(), n_inputs);
       if (spec.has_gate_matrix()) linear(prefix + "attn_gate", layer.attn_gate, spec.gate_dim(), model_dim);
       if (heads.has_own_kv()) {
-        linear(prefix + "attn_k", layer.attn_k, heads.k_dim(), model_dim);
-        linear(prefix + "attn_v", layer.attn_v, heads.v_dim(), model_dim);
+        linear(prefix + "attn_k", layer.attn_k, heads.k_dim(), n_inputs);
+        linear(prefix + "attn_v", layer.attn_v, heads.v_dim(), n_inputs);
       }
       linear(prefix + "attn_output", layer.attn_output, model_dim, heads.out_dim());
       if (const IndexHeads& index = heads.index; index.has_own()) {

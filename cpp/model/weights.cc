@@ -23,6 +23,19 @@ void join_convolutions(LayerWeights& layer) {
   }
 }
 
+// Queries to keys that another model has cached by factors are divided by these, powers of two.
+void undo_key_factors(const LayerSpec& spec, const std::vector<float>& factors, LayerWeights& layer) {
+  if (factors.empty()) return;
+  const size_t key_dim = spec.heads.key_dim, group_size = spec.heads.group_size();
+  layer.query_gains.clear();
+  for (size_t head = 0; head < spec.heads.n_heads; ++head) {
+    const size_t first = head / group_size * key_dim;
+    for (size_t i = 0; i < key_dim; ++i) {
+      layer.query_gains.push_back(1.0f / factors[(first + i) % factors.size()]);
+    }
+  }
+}
+
 // One for every number of a query.
 void spread_gains(const LayerSpec& spec, LayerWeights& layer) {
   if (layer.head_gains.empty()) return;
@@ -181,13 +194,20 @@ void Weights::set_ngram_rows(RowTable table) {
 void Weights::finish() {
   check_complete();
   EH2O_CHECK(config_.ngrams.is_none() || ngram_rows_, "the table of the n-grams is missing");
-  if (main_ && !output_.weight) {
+  if (main_ && !config_.joins(HiddenJoin::kPlain)) {
     EH2O_CHECK(main_->output(), "the model of a layer that guesses tokens ahead has no weights yet");
-    head_ = main_->output().first_rows(config_.n_outputs());
+    const bool has_both = token_embd_.weight && (output_.weight || config_.joins(HiddenJoin::kCached));
+    EH2O_CHECK(has_both || main_->config_.model_dim == config_.model_dim,
+               "what guesses tokens ahead has the width ", config_.model_dim,
+               " and no matrices of its own, its model ", main_->config_.model_dim);
+    const bool is_own = token_embd_.weight && config_.joins(HiddenJoin::kCached);
+    if (!output_.weight && !is_own) head_ = main_->output().first_rows(config_.n_outputs());
   }
   for (size_t i = 0; i < layers_.size(); ++i) {
     join_convolutions(layers_[i]);
-    spread_gains(config_.layers[config_.first_use(i)], layers_[i]);
+    const LayerSpec& spec = config_.layers[config_.first_use(i)];
+    spread_gains(spec, layers_[i]);
+    if (spec.heads.are_lent) undo_key_factors(spec, main_->layer(spec.lender).key_factors, layers_[i]);
   }
   parallel_for(layers_.size(),
                [&](size_t i, size_t) { balance_keys(config_, config_.first_use(i), layers_[i]); });

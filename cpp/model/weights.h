@@ -68,8 +68,10 @@ struct LayerWeights {
   // [q_gate_dim + q_dim], the gate first, [k_dim], [v_dim], [model_dim] outputs; [gate_dim], where the gate
   // has a matrix of its own.
   Linear attn_q, attn_k, attn_v, attn_output, attn_gate;
-  std::vector<float> attn_qkv_bias;                // of the first three, in place of their own; or empty
-  std::vector<float> key_balance;                  // [q_dim + k_dim] factors (model/key_balance.h), or empty
+  std::vector<float> attn_qkv_bias;  // of the first three, in place of their own; or empty
+  std::vector<float> key_balance;    // [q_dim + k_dim] factors (model/key_balance.h), or empty
+  std::vector<float>
+      key_factors;  // of cached keys, [k_dim] or [key_dim] of every head; or empty: as projected
   std::vector<float> head_gains, query_gains;      // [n_heads] and, made of it, [q_dim]; or empty
   std::vector<float> embedding_share;              // [1], or empty: of the embedding, behind the layer
   std::vector<float> attn_sub_norm, ffn_sub_norm;  // [out_dim], [ffn_dim], or empty: of has_sub_norms
@@ -227,11 +229,19 @@ class Weights {
     if (head_) return head_;
     return output_.weight ? output_.weight : token_embd_.weight;
   }
+  // Whose rows tokens are looked up in. What joins a hidden row as it is has those of its model, and its own
+  // for logits.
   const PackedMatrix& token_embd() const {
-    return token_embd_.weight || !main_ ? token_embd_.weight : main_->token_embd_.weight;
+    const bool is_own = !main_ || (token_embd_.weight && !config_.joins(HiddenJoin::kPlain));
+    return is_own ? token_embd_.weight : main_->token_embd_.weight;
   }
   // Of a layer that guesses tokens ahead: what makes its input of both normed parts, and their norms.
   const Linear& hidden_proj() const { return hidden_proj_; }
+  // What makes the hidden row of the next guess of what logits are made of, where that has another width.
+  const Linear& hidden_out() const { return hidden_out_; }
+  // What makes the row beside a token of rows of the other model, and their norm, which may be empty.
+  const Linear& features() const { return features_; }
+  const std::vector<float>& features_norm() const { return features_norm_; }
   const std::vector<float>& embedding_norm() const { return embedding_norm_; }
   const std::vector<float>& hidden_norm() const { return hidden_norm_; }
   // [model_dim] each, or empty: the norm of embeddings.
@@ -274,9 +284,10 @@ class Weights {
   const Weights* main_;
   MappedFile mapped_;
   BlockPool pool_;  // of all matrices; a tensor that is set again leaves its old place unused
-  Linear token_embd_, output_, hidden_proj_;
+  Linear token_embd_, output_, hidden_proj_, hidden_out_, features_;
   PackedMatrix head_;  // the first rows of main's output matrix
-  std::vector<float> embedding_norm_, hidden_norm_, first_state_, token_norm_, token_norm_bias_, token_type_;
+  std::vector<float> features_norm_, embedding_norm_, hidden_norm_, first_state_, token_norm_,
+      token_norm_bias_, token_type_;
   PackedMatrix position_embd_;
   std::vector<float> ones_;  // [model_dim], where embeddings are normed without weights
   std::vector<PackedMatrix> token_inputs_, streams_in_, streams_out_;

@@ -60,8 +60,10 @@ Activations::Activations(const DecoderConfig& config, const KernelTable& table, 
       config.widest([&](const LayerSpec& layer) { return layer.mixer_out_dim(config.model_dim); });
   const size_t mixed_dim =
       config.widest([&](const LayerSpec& layer) { return layer.mixed_dim(config.model_dim); });
-  const size_t inner_dim = std::max(config.reads_hidden ? 2 * config.model_dim : 0,
-                                    config.widest([](const LayerSpec& layer) { return layer.inner_dim(); }));
+  const size_t hidden_dim =
+      config.reads_hidden ? std::max(2 * config.hidden_width(), config.features_dim) : 0;
+  const size_t inner_dim =
+      std::max(hidden_dim, config.widest([](const LayerSpec& layer) { return layer.inner_dim(); }));
   const size_t widest = std::max({config.model_dim, out_dim, ffn_dim, inner_dim, vector_dim});
   x = arena.take<float>(n_rows * config.model_dim);
   streams = arena.take<float>(config.has_streams ? n_rows * kStreams * config.model_dim : 0);
@@ -138,6 +140,19 @@ void Workspace::fit(size_t n_rows, const Sequence& sequence) {
     chosen_memory_ = AlignedBuffer(take_chosen(config_, n_most, stride, nullptr, &chosen_));
     take_chosen(config_, n_most, stride, chosen_memory_.data(), &chosen_);
   }
+  fit_rows(n_rows);
+  fit_bytes(sequence.scratch_bytes(n_threads));
+}
+
+void Workspace::fit_scratch(size_t n_rows, size_t n_bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  left = {};
+  fit_rows(n_rows);
+  fit_bytes(n_bytes);
+}
+
+void Workspace::fit_rows(size_t n_rows) {
+  const auto n_threads = static_cast<size_t>(n_threads_);
   if (n_rows > n_rows_) {
     arena_ = Arena();
     Activations(config_, table_, n_rows, n_threads, arena_);
@@ -146,7 +161,9 @@ void Workspace::fit(size_t n_rows, const Sequence& sequence) {
     n_rows_ = n_rows;
     n_touched_rows_ = 0;
   }
-  const size_t n_bytes = sequence.scratch_bytes(n_threads);
+}
+
+void Workspace::fit_bytes(size_t n_bytes) {
   if (n_bytes > scratch_.size()) {
     touched_scratch_ = 0;
     scratch_ = AlignedBuffer();

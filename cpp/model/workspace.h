@@ -75,6 +75,9 @@ class Workspace {
   // Allocates for calls of n_rows rows in all, of sequences like this.
   void fit(size_t n_rows, const Sequence& sequence);
 
+  // The same for rows whose attention takes so much scratch, and which choose nothing.
+  void fit_scratch(size_t n_rows, size_t n_bytes);
+
   // A call of n_rows rows begins, of which nothing that earlier ones wrote is read. keeps_memory false: it
   // may come soon after a long one whose memory it wants for other things, and gives back what it does not
   // need.
@@ -102,6 +105,9 @@ class Workspace {
   LeftRows left;
 
  private:
+  void fit_rows(size_t n_rows);
+  void fit_bytes(size_t n_bytes);
+
   const DecoderConfig& config_;
   const KernelTable& table_;
   int n_threads_;

@@ -64,14 +64,15 @@ struct AttentionHeads {
   float soft_cap = 0.0f;         // logits become soft_cap * tanh(logit / soft_cap); 0: they stay as they are
   size_t kv_distance = 0;        // the keys and values are those of so many layers before; 0: the layer's own
   bool values_are_keys = false;  // one row is both, and is kept once
-  bool has_large_keys = false;   // their biases: integers would round the others too much
+  bool are_lent = false;  // keys and values are those of a layer of another model, for which this one drafts
+  bool has_large_keys = false;  // their biases: integers would round the others too much
   // Else queries read the keys behind theirs too, as far as a window reaches to both sides: a text is read in
   // one call.
   bool is_causal = true;
   IndexHeads index = {};  // what says which positions a query reads, if anything does
 
   bool is_none() const { return n_heads == 0; }
-  bool has_own_kv() const { return kv_distance == 0; }
+  bool has_own_kv() const { return kv_distance == 0 && !are_lent; }
   size_t group_size() const { return n_heads / n_kv_heads; }
   size_t q_dim() const { return n_heads * key_dim; }
   size_t k_dim() const { return n_kv_heads * key_dim; }

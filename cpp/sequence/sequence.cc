@@ -68,6 +68,7 @@ std::vector<AttentionPlan> make_plans(const KernelTable& table, const std::vecto
   for (size_t i = 0; i < layers.size(); ++i) {
     const AttentionHeads& heads = layers[i].heads;
     if (heads.is_none()) continue;
+    EH2O_CHECK(!heads.are_lent, "what reads keys and values of another model has no sequence of its own");
     attention_shape(layers[i], shape);
     EH2O_CHECK(heads.kv_distance <= i, "layer ", i, " reads keys and values of ", heads.kv_distance,
                " layers before it");

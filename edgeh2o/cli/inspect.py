@@ -189,9 +189,9 @@ def _describe_own_draft(
     if why_no_drafting_layer(gguf):
         return {}
     from ..engine.own_draft import OwnDraftFile
-    from ..runners.drafting_layer import DraftingLayerFile
+    from ..runners.drafting_layer import own_drafting_layer
 
-    own = OwnDraftFile(DraftingLayerFile(gguf, config), plan)
+    own = OwnDraftFile(own_drafting_layer(gguf, config), plan)
     sizes = {
         "draft_weights": own.n_weight_bytes,
         "draft_session": own.estimate_session_bytes(context),

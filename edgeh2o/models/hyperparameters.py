@@ -57,8 +57,8 @@ class Hyperparameters:
     ``sliding_rope_base`` and ``sliding_rope_scaling`` are those of layers with a sliding window.
     ``n_drafting_layers`` lie behind the others in the file and guess tokens ahead. ``n_streams``,
     ``stream_rank``, ``ngrams``, ``passes``,
-    ``norms_passes`` and ``has_two_states``: see ``DecoderConfig``; ``layers`` has those of all
-    passes.
+    ``norms_passes``, ``has_two_states``, ``hidden_dim``, ``features_dim`` and ``n_guessed``: see
+    ``DecoderConfig``; ``layers`` has those of all passes.
     """
 
     layers: tuple[LayerConfig, ...]
@@ -88,6 +88,9 @@ class Hyperparameters:
     norms_passes: bool = False
     has_two_states: bool = False
     n_token_types: int = 0
+    hidden_dim: int = 0
+    features_dim: int = 0
+    n_guessed: int = 0
 
     @property
     def own_layers(self) -> tuple[LayerConfig, ...]:
@@ -128,7 +131,10 @@ class Hyperparameters:
             "stream_rank": self.stream_rank,
             **ngram_sizes(self.ngrams),
             "model_dim": self.model_dim,
-            "hidden_pair_dim": 2 * self.model_dim,
+            "hidden_dim": self.hidden_dim or self.model_dim,
+            "hidden_pair_dim": 2 * (self.hidden_dim or self.model_dim),
+            "features_dim": self.features_dim,
+            "n_guessed": self.n_guessed,
             "ffn_dim": layer.ffn_dim,
             "n_positions": self.context_length,
             "n_token_types": self.n_token_types,

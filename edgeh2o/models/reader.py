@@ -116,7 +116,7 @@ def read_model(
         if rope != ROPE_OF_FILE:
             shape = _change_rope(gguf, spec, shape, rope)
         config = replace(
-            _make_config(gguf, spec, shape),
+            make_config(gguf, spec, shape),
             **_depth_scales(spec, shape),
             **_read_scales(gguf.metadata, spec),
             fingerprint=fingerprint_weights(gguf),
@@ -193,7 +193,7 @@ def _change_rope(
     return changed
 
 
-def _make_config(
+def make_config(
     gguf: ModelTensors, spec: ArchitectureSpec, shape: Hyperparameters
 ) -> DecoderConfig:
     layers = shape.layers

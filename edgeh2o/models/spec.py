@@ -223,6 +223,10 @@ _OTHERS = {
             "it reads images or sound for a language model (mmproj); give the file of that model, "
             "which reads texts without it",
         ),
+        (
+            "gemma4-assistant eagle3 dflash",
+            "it drafts for one other model, which is run with --draft and this file",
+        ),
         ("controlvector", "it is a control vector, which is not applied; give a model"),
         (
             "jina-bert-v2 t5encoder",

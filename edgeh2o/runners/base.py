@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ..errors import FormatError, UsageError
 
@@ -53,6 +53,18 @@ class SessionShape:
     def sizes(self) -> dict[str, Any]:
         """All of it but the adapters, by name."""
         return {name: value for name, value in asdict(self).items() if name != "adapter_scales"}
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenRows:
+    """What drafts read of a model beside its tokens, a row for each.
+
+    The residual stream before ``layers``, ascending, one beside the other; none: what logits are
+    made of, of the last token of a prompt and those behind it alone with ``is_last_only``.
+    """
+
+    layers: tuple[int, ...] = ()
+    is_last_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,9 +293,16 @@ class HiddenRunner(BatchRunner, Protocol):
     keeps_hidden: bool
     """Whether calls leave ``hidden``; what else they compute stays the same, bit by bit."""
 
+    keeps_last_hidden: bool
+    hidden_layers: list[int]
+    """Which rows: see ``HiddenRows``."""
+
     @property
     def hidden(self) -> NDArray[np.float32] | None:
-        """Those of the latest call's tokens [n, model_dim]."""
+        """Those of the latest call's tokens [n, width], or of the last of them."""
+
+    def encode(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Of rows [n, width] of another model those [n, model_dim] that stand beside tokens."""
 
     def prefill(
         self,
@@ -343,6 +362,17 @@ class EvictingRunner(Runner, Protocol):
 
     def evict(self, n: int) -> None:
         """Drops ``n`` tokens. ValueError for as many as there are."""
+
+
+def keep_hidden(runner: Runner, rows: HiddenRows | None) -> None:
+    """Lets calls leave these rows from now on, or none. ValueError for layers there are not."""
+    if not hasattr(runner, "keeps_hidden"):
+        return
+    chosen = rows or HiddenRows()
+    shown = cast("HiddenRunner", runner)
+    shown.hidden_layers = list(chosen.layers)
+    shown.keeps_last_hidden = chosen.is_last_only
+    shown.keeps_hidden = rows is not None
 
 
 def n_evicted(runner: Runner) -> int:

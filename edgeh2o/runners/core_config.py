@@ -111,6 +111,11 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
             ngrams=asdict(config.ngrams) if config.ngrams else {},
             reads_hidden=config.reads_hidden,
             n_guessed=config.n_guessed,
+            hidden_join=config.hidden_join,
+            hidden_dim=config.hidden_dim,
+            features_dim=config.features_dim,
+            norms_features=config.norms_features,
+            residual_is_normed=config.residual_is_normed,
             n_positions=config.n_positions,
         )
     except ValueError as error:

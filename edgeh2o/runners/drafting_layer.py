@@ -1,4 +1,4 @@
-"""The layer of a GGUF file that guesses tokens ahead (MTP), beside the model of the same file."""
+"""Layers that guess tokens ahead beside a model: of its GGUF file (MTP), or of one of their own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from .. import _core
+from ..config import MTP_DRAFT
 from ..errors import FormatError, ResourceError
+from ..models.drafters import Drafter
 from ..models.drafting import read_drafting_layer
 from .core_config import core_config
 from .weight_loading import WeightLoading, mapped_bytes, readers_of
@@ -18,15 +20,14 @@ if TYPE_CHECKING:
 
 
 class DraftingLayerFile:
-    """Such a layer of a file that is open, found good; no weights read yet.
+    """Such layers of a file that is open, found good; no weights read yet.
 
-    ``config`` is that of the file's model, which has one (``why_no_drafting_layer``). Raises
-    FormatError for a layer that cannot be run.
+    ``name`` is what statistics call them, ``flag`` the option that asked for them.
     """
 
-    def __init__(self, gguf: GgufFile, config: DecoderConfig) -> None:
-        self._gguf = gguf
-        self.config, self._bindings = read_drafting_layer(gguf, config)
+    def __init__(self, gguf: GgufFile, drafter: Drafter, *, name: str, flag: str) -> None:
+        self._gguf, self.drafter, self.name, self.flag = gguf, drafter, name, flag
+        self.config, self._bindings = drafter.config, drafter.bindings
         sizes = [binding.held_bytes for binding in self._bindings]
         self.n_weight_bytes, self.n_mapped_bytes = sum(sizes), mapped_bytes(sizes)
 
@@ -36,10 +37,14 @@ class DraftingLayerFile:
         return _core.Sequence.estimate_bytes(config, policy, **shape.sizes())
 
     def load(self, main: _core.Model) -> DraftingLayer:
-        """Packs its own tensors; it shares embedding and output matrix with ``main``.
+        """The layers, which share with ``main`` what they have not of their own.
 
         Raises as ``GgufModelFile.load``.
         """
+        return DraftingLayer(self.pack(main), self)
+
+    def pack(self, main: _core.Model) -> _core.Model:
+        """Packs their tensors; raises as ``load``."""
         n_bytes = sum(binding.n_bytes for binding in self._bindings)
         try:
             core_model = _core.Model(core_config(self.config), main)
@@ -49,20 +54,31 @@ class DraftingLayerFile:
             core_model.finish()
         except MemoryError:
             raise ResourceError(
-                f"{self._gguf.path}: out of memory while the layer that guesses tokens ahead was "
-                "loaded; leave out --draft mtp"
+                f"{self._gguf.path}: out of memory while what guesses tokens ahead was loaded; "
+                f"leave out {self.flag}"
             ) from None
         except ValueError as error:
             raise FormatError(f"{self._gguf.path}: {error}") from None
-        return DraftingLayer(core_model, self)
+        return core_model
+
+
+def own_drafting_layer(gguf: GgufFile, config: DecoderConfig) -> DraftingLayerFile:
+    """The layer of a model's own file, which has one (``why_no_drafting_layer``).
+
+    ``config`` is that of the model. Raises FormatError for a layer that cannot be run.
+    """
+    own, bindings = read_drafting_layer(gguf, config)
+    drafter = Drafter(config=own, bindings=bindings)
+    return DraftingLayerFile(gguf, drafter, name=MTP_DRAFT, flag=f"--draft {MTP_DRAFT}")
 
 
 class DraftingLayer:
-    """The layer with its weights."""
+    """Layers with their weights."""
 
     def __init__(self, core_model: _core.Model, file: DraftingLayerFile) -> None:
         self._core_model = core_model
-        self.config = file.config
+        self.config, self.drafter, self.name = file.config, file.drafter, file.name
+        self._flag = file.flag
         self.estimate_session_bytes = file.estimate_session_bytes
 
     @property
@@ -80,5 +96,20 @@ class DraftingLayer:
         except MemoryError:
             raise ResourceError(
                 f"what drafts {shape.max_context} positions could not be allocated; use a smaller "
-                "context (--ctx-size), or leave out --draft mtp"
+                f"context (--ctx-size), or leave out {self._flag}"
             ) from None
+
+
+class LentLayersFile(DraftingLayerFile):
+    """Of layers that attend to what their model has cached, of the configuration ``main``."""
+
+    def __init__(
+        self, gguf: GgufFile, drafter: Drafter, main: DecoderConfig, *, name: str, flag: str
+    ) -> None:
+        super().__init__(gguf, drafter, name=name, flag=flag)
+        self._main = main
+
+    def estimate_context_bytes(self, context: int, threads: int) -> int:
+        """What is allocated for sequences of ``context`` tokens."""
+        own, main = core_config(self.config), core_config(self._main)
+        return _core.LentReader.estimate_bytes(own, main, context, threads)

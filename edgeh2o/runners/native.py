@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..lora_config import LoraAdapter
     from ..tokenizer import Tokenizer
     from .adapters import Adapters
-    from .drafting_layer import DraftingLayer, DraftingLayerFile
+    from .drafting_layer import DraftingLayer, DraftingLayerFile, LentLayersFile
     from .packed_weights import KeptWeights
     from .weight_loading import OnBytes
 
@@ -139,7 +139,7 @@ class NativeModelFile(GgufModelFile):
         Raises UsageError, with the cure, where the file has none that can draft, and FormatError.
         """
         from ..models.drafting import why_no_drafting_layer
-        from .drafting_layer import DraftingLayerFile
+        from .drafting_layer import own_drafting_layer
 
         if isinstance(self._gguf, GgufFile):
             cause = why_no_drafting_layer(self._gguf)
@@ -151,7 +151,7 @@ class NativeModelFile(GgufModelFile):
                 "name a smaller model of the family with --draft FILE"
             )
         assert isinstance(self._gguf, GgufFile)
-        return DraftingLayerFile(self._gguf, self.config)
+        return own_drafting_layer(self._gguf, self.config)
 
     def _kept_weights(self, core_model: _core.Model) -> KeptWeights | None:
         if self._packed_weights == PACKED_OFF:
@@ -204,8 +204,12 @@ class NativeModel(GgufModel):
         return self._core_model.mapped_bytes
 
     def load_drafting_layer(self, file: DraftingLayerFile) -> DraftingLayer:
-        """The layer of the same file; raises as ``DraftingLayerFile.load``."""
+        """What drafts for this model; raises as ``DraftingLayerFile.load``."""
         return file.load(self._core_model)
+
+    def load_lent_layers(self, file: LentLayersFile, threads: int) -> _core.LentReader:
+        """What drafts by this model's cache, on so many threads; raises as the others."""
+        return _core.LentReader(file.pack(self._core_model), threads)
 
     def dequantize(self, name: str) -> NDArray[np.float32]:
         """A weight tensor by its name in the file, [rows, cols]."""

@@ -5,7 +5,9 @@
 #include "model/branch.h"
 #include "model/ffn/experts.h"
 #include "model/ffn/gated.h"
+#include "model/hidden_input.h"
 #include "model/laurel.h"
+#include "model/lent_rows.h"
 #include "model/mixers/latent.h"
 #include "model/mixers/mamba2.h"
 #include "ops/chunk_plan.h"
@@ -45,10 +47,14 @@ void project_qkv(const LayerCall& call, MatView<float> x, size_t first_row, cons
   const Linear* gate = spec.has_gate_matrix() ? &w.attn_gate : &w.attn_q;
   const bool has_index = spec.heads.index.has_own();
   const Linear &index_q = has_index ? w.index_q : w.attn_q, &index_k = has_index ? w.index_k : w.attn_q;
+  const size_t first_token = first_row - call.first_row;  // of the call's only step, where this is looked at
   const MatmulInput input =
-      has_own_kv ? begin_branch(call, x, w.attn_norm,
-                                {&w.attn_q, gate, &w.attn_k, &w.attn_v, &index_q, &index_k}, w.attn_norm_bias)
-                 : begin_branch(call, x, w.attn_norm, {&w.attn_q, gate}, w.attn_norm_bias);
+      call.config.joins(HiddenJoin::kApart) ? join_apart(call, {call.step.tokens.data + first_token, n}, x,
+                                                         {&w.attn_q, gate, &w.attn_k, &w.attn_v})
+      : has_own_kv
+          ? begin_branch(call, x, w.attn_norm, {&w.attn_q, gate, &w.attn_k, &w.attn_v, &index_q, &index_k},
+                         w.attn_norm_bias)
+          : begin_branch(call, x, w.attn_norm, {&w.attn_q, gate}, w.attn_norm_bias);
   MatmulOutput outputs[6] = {output_of(w.attn_q, qkv.q.data - spec.q_gate_dim(), stride)};
   size_t n_outputs = 1;
   if (has_own_kv) {
@@ -137,6 +143,24 @@ void set_sinks(const LayerCall& call) {
   call.step.sequence->layer(call.layer).set_sinks(sinks.empty() ? nullptr : sinks.data());
 }
 
+// Rows of a block, the first of them at `position`, which see each other, and as far as a window reaches
+// before.
+void attend_block(const LayerCall& call, MatView<const float> q, size_t position, MatView<float> out) {
+  Sequence& sequence = *call.step.sequence;
+  const AttentionPlan& plan = sequence.plan(call.layer);
+  const LayerKv& kv = sequence.layer(call.layer).rows();
+  const size_t window = call.spec().window, last = position + q.rows - 1;
+  DecodeAttention attention(plan, call.workspace.attention_scratch(),
+                            static_cast<size_t>(call.workspace.n_threads()));
+  for (size_t token = 0; token < q.rows; ++token) {
+    const size_t first = window > 0 && position + token >= window ? position + token + 1 - window : 0;
+    for (size_t head = 0; head < plan.shape.heads.n_kv_heads; ++head) {
+      attention.set_memory(token, head, MemorySet::all_of({first, last}), last, kv);
+    }
+  }
+  attention.run(q, kv, out);
+}
+
 // The attention of rows that read one by one, the first of which is row `first` of the step.
 void attend_rows(const LayerCall& call, const Qkv& rows, size_t first, MatView<float> out) {
   Sequence& sequence = *call.step.sequence;
@@ -150,6 +174,7 @@ void attend_rows(const LayerCall& call, const Qkv& rows, size_t first, MatView<f
     sequence.read_chosen(call.layer, q, position, chosen, is_decode, scratch, n_threads, out);
     return;
   }
+  if (call.config.joins(HiddenJoin::kCached)) return attend_block(call, q, position, out);
   const DecodeCall decode = sequence.decode_call(call.layer, is_decode, scratch, n_threads);
   const LayerKv kv = sequence.layer(call.layer).rows();
   const size_t window = call.spec().window;
@@ -206,7 +231,41 @@ size_t first_input_row(const LayerCall& call) {
   return is_row && !call.spec().heads.has_own_kv() ? call.first_output_row() : 0;
 }
 
+void cache_hidden(const LayerCall& call) {
+  const LayerWeights& w = call.layer_weights();
+  const size_t n = call.step.tokens.size, n_pairs = call.config.rope(call.layer).n_pairs();
+  const Qkv qkv = qkv_rows(call, n);
+  const RopeTable& rope = call.buffers().ropes[call.spec().rope];
+  for (size_t begin = 0; begin < n; begin += call.buffers().rows_at_once) {
+    const Qkv rows = qkv.rows_from(begin, std::min(call.buffers().rows_at_once, n - begin));
+    const size_t stride = rows.k.stride, row = (call.first_row + begin) * n_pairs;
+    const MatmulInput input =
+        begin_branch(call, call.x().rows_from(begin, rows.k.rows), {}, {&w.attn_k, &w.attn_v});
+    const MatmulOutput outputs[2] = {output_of(w.attn_k, rows.k.data, stride),
+                                     output_of(w.attn_v, rows.v.data, stride)};
+    matmul(call.table(), input, {outputs, 2}, call.products());
+    rms_norm_groups(call.table(), rows.k, w.attn_k_norm.size(), {w.attn_k_norm.data(), w.attn_k_norm.size()},
+                    call.config.norm_eps);
+    rope_rows(call.table(), rows.k, rope.cos + row, rope.sin + row, call.spec().heads.key_dim, n_pairs);
+    take_rows(call, begin, rows);
+  }
+}
+
+// One row reads what lies in the cache of another model before its position.
+void mix_lent(const LayerCall& call) {
+  const LayerSpec& spec = call.spec();
+  const size_t out_dim = spec.heads.out_dim(), position = call.position();
+  const MatView<float> attended{call.buffers().attended, 1, out_dim, out_dim};
+  const Qkv qkv = qkv_rows(call, 1);
+  project_qkv(call, call.x(), 0, qkv);
+  call.step.lent->attend(call.layer, as_const(qkv.q), call.step.sequence->layer(spec.lender).rows(), position,
+                         spec.window, call.workspace.attention_scratch(),
+                         static_cast<size_t>(call.workspace.n_threads()), attended);
+  add_attended(call, call.x(), qkv, attended);
+}
+
 void mix_attention(const LayerCall& call, const Observer& observer) {
+  if (call.spec().heads.are_lent) return mix_lent(call);
   const LayerSpec& spec = call.spec();
   const Step& step = call.step;
   Sequence& sequence = *step.sequence;

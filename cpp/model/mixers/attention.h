@@ -9,6 +9,9 @@ namespace edgeh2o {
 // layer has.
 void mix_attention(const LayerCall& call, const Observer& observer);
 
+// Keys and values of the layer are made of the rows of x as they are, and cached; x stays.
+void cache_hidden(const LayerCall& call);
+
 // The same for the rows x of several decode steps, which lie one after another: each product is one for all,
 // and what it gives a row does not depend on the others. `call` is that of the first.
 void mix_attentions(const LayerCall& call, Span<const Step> steps, MatView<float> x);
