@@ -77,9 +77,9 @@ _FLAGS = SERVER_FLAGS | {
             "--spec-type",
             Flag(
                 "a draft model drafts where --draft FILE names it; write --draft mtp for "
-                "draft-mtp, and --lookup for the ngram kinds",
+                "draft-mtp of the model's own file, and --lookup for the ngram kinds",
                 "value",
-                idle=("none", "draft-simple"),
+                idle=("none", "draft-simple", "draft-eagle3", "draft-dflash"),
             ),
         ),
         (

@@ -100,8 +100,9 @@ def add_draft_option(parser: argparse.ArgumentParser) -> None:
         "--model-draft",
         metavar="MODEL|mtp",
         help="a smaller model of the same vocabulary, which guesses tokens that MODEL then checks "
-        "several at a time; the text stays the same. mtp: the layer of MODEL's own file that "
-        "guesses tokens ahead, which files of Qwen3.5 and some mixtures of experts may have",
+        "several at a time, or a file that was made to draft for MODEL (gemma4-assistant, eagle3, "
+        "dflash); the text stays the same. mtp: the layer of MODEL's own file that guesses tokens "
+        "ahead, which files of Qwen3.5 and some mixtures of experts may have",
     )
 
 

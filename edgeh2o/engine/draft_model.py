@@ -32,7 +32,7 @@ MOST_PADDING = 128
 class DraftModel:
     """A loaded model that drafts for another one, and its sequence."""
 
-    reads_hidden = False
+    hidden_rows = None
     n_weight_bytes = n_mapped_bytes = 0  # yet to be loaded
 
     def __init__(self, model: LoadedModel, plan: RunPlan, path: Path) -> None:

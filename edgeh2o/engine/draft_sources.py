@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ..runners.base import BatchRunner, Runner
+    from ..runners.base import BatchRunner, HiddenRows, Runner
     from ..sampling_config import SamplingParams
     from .drafting import CallCosts, Drafter
 
@@ -21,8 +21,8 @@ class DraftSource(Protocol):
     """What drafts, as one answer has it."""
 
     @property
-    def reads_hidden(self) -> bool:
-        """Whether its drafter reads what the model's logits are made of (``HiddenRunner``)."""
+    def hidden_rows(self) -> HiddenRows | None:
+        """What its drafter reads of the model beside tokens (``HiddenRunner``); None: nothing."""
 
     @property
     def memory_bytes(self) -> Mapping[str, int]:
@@ -63,7 +63,7 @@ class DraftProvider(Protocol):
     """What a session takes its drafts from."""
 
     @property
-    def reads_hidden(self) -> bool:
+    def hidden_rows(self) -> HiddenRows | None:
         """As that of its sources."""
 
     def prepared(self, sampling: SamplingParams, context: int) -> DraftSource | None:

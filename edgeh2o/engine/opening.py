@@ -10,6 +10,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from ..errors import ResourceError, UsageError
 from ..formats.gguf_folder import refuse_several
 from ..formats.model_cache import resolve_model
 from ..host import memory
+from ..model_config import DecoderConfig
 from ..rope_config import ROPE_OF_FILE, RopeConfig
 from .context_size import memory_cures
 from .memory_fit import check_load
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from ..attention.base import SparseAttentionConfig
     from ..lora_config import LoraAdapter
     from ..onnx.model import OnnxModelFile
+    from .cache_draft import CacheDraftFile
     from .draft_model import DraftModel
     from .models import ModelFile
     from .own_draft import OwnDraftFile
@@ -176,18 +179,21 @@ def load_session(
     path = resolve_model(model)
     opened: list[Session] = []
     device, place = _open_device(runtime.device)
-    with open_model(
-        path,
-        device,
-        runtime.rope,
-        quantize=runtime.quantize,
-        packed_weights=runtime.packed_weights,
-        lora=runtime.lora,
-    ) as file:
+    with (
+        open_model(
+            path,
+            device,
+            runtime.rope,
+            quantize=runtime.quantize,
+            packed_weights=runtime.packed_weights,
+            lora=runtime.lora,
+        ) as file,
+        ExitStack() as files,
+    ):
         plan = RunPlan.of(file.config, attention, prefill, runtime, **place)
         import_answering()
-        draft, own_layer = _open_drafts(runtime, file, plan)
-        plan = check_load(plan, file, draft or own_layer)
+        draft, layers = _open_drafts(runtime, file, plan, files)
+        plan = check_load(plan, file, draft or layers)
         if plan.most_context is not None:
             warnings.warn(
                 f"memory has room for a context of {plan.most_context:,} positions, which prompt "
@@ -218,9 +224,9 @@ def load_session(
             on_bytes=None if on_progress is None else partial(on_progress, "load"),
             meanwhile=prepare,
         )
-        own_draft = None if own_layer is None else own_layer.load(weights)
+        loaded = None if layers is None else layers.load(weights)
     session = opened[0]
-    session.take_weights(weights, time.perf_counter() - started_at, own_draft or draft)
+    session.take_weights(weights, time.perf_counter() - started_at, loaded or draft)
     _core.release_threads()  # as behind a generation: another thread may go on
     return session
 
@@ -246,14 +252,56 @@ def _check_template(template: str | None, variables: object) -> None:
 
 
 def _open_drafts(
-    runtime: RuntimeConfig, file: ModelFile, plan: RunPlan
-) -> tuple[DraftModel | None, OwnDraftFile | None]:
-    """What drafts for the model of ``file``: a smaller one, loaded, or a layer of that file."""
+    runtime: RuntimeConfig, file: ModelFile, plan: RunPlan, files: ExitStack
+) -> tuple[DraftModel | None, OwnDraftFile | CacheDraftFile | None]:
+    """What drafts for the model of ``file``.
+
+    A smaller model, loaded, or layers of that file or of one that ``files`` close.
+    """
     if runtime.draft == MTP_DRAFT:
         return None, _open_own_draft(file, plan)
-    if runtime.draft is not None:
-        return _load_draft(runtime.draft, runtime, file, plan), None
-    return None, None
+    if runtime.draft is None:
+        return None, None
+    path = resolve_model(runtime.draft)
+    drafter = _open_drafter(path, file, plan, files)
+    if drafter is not None:
+        return None, drafter
+    return _load_draft(path, runtime, file, plan), None
+
+
+def _open_drafter(
+    path: Path, target: ModelFile, plan: RunPlan, files: ExitStack
+) -> OwnDraftFile | CacheDraftFile | None:
+    """What was made to draft for ``target``, which runs by ``plan``; None for a model like others.
+
+    Raises UsageError, with the cure, for what was made for another one, and FormatError.
+    """
+    from ..formats.split import open_model_file
+    from ..models.drafters import is_drafter, read_drafter
+    from ..tokenizer import build_tokenizer
+    from .draft_model import check_draft, check_kind
+
+    if path.is_dir() or path.suffix == ".onnx":
+        return None
+    check_kind(target.config, plan.device, "the model", is_draft=False)
+    gguf = open_model_file(path)
+    files.callback(gguf.close)
+    if not is_drafter(gguf.metadata):
+        return None
+    config = target.config
+    assert isinstance(config, DecoderConfig)
+    drafter = read_drafter(gguf, config)
+    check_draft(target.tokenizer, build_tokenizer(gguf.metadata), path)
+    names = {"name": str(path), "flag": "--draft"}
+    if drafter.reads_cache:
+        from ..runners.drafting_layer import LentLayersFile
+        from .cache_draft import CacheDraftFile
+
+        return CacheDraftFile(LentLayersFile(gguf, drafter, config, **names), plan)
+    from ..runners.drafting_layer import DraftingLayerFile
+    from .own_draft import OwnDraftFile
+
+    return OwnDraftFile(DraftingLayerFile(gguf, drafter, **names), plan)
 
 
 def _open_own_draft(file: ModelFile, plan: RunPlan) -> OwnDraftFile:
@@ -267,7 +315,7 @@ def _open_own_draft(file: ModelFile, plan: RunPlan) -> OwnDraftFile:
     return OwnDraftFile(file.open_drafting_layer(), plan)
 
 
-def _load_draft(model: str, runtime: RuntimeConfig, target: ModelFile, plan: RunPlan) -> DraftModel:
+def _load_draft(path: Path, runtime: RuntimeConfig, target: ModelFile, plan: RunPlan) -> DraftModel:
     """The smaller model that drafts for ``target``, which runs by ``plan``.
 
     It reads prompts by the default attention, sparsely where a table or a profile is known. Raises
@@ -277,7 +325,6 @@ def _load_draft(model: str, runtime: RuntimeConfig, target: ModelFile, plan: Run
     from .draft_model import DraftModel, check_draft, check_kind
 
     check_kind(target.config, plan.device, "the model", is_draft=False)
-    path = resolve_model(model)
     packed_weights = PACKED_OFF if path.is_dir() else runtime.packed_weights
     with open_model(path, packed_weights=packed_weights) as file:
         check_kind(file.config, plan.device, f"the draft model {path}", is_draft=True)

@@ -1,22 +1,23 @@
-"""Drafts of the layer of the model's own file that guesses tokens ahead (MTP)."""
+"""Drafts of layers that read tokens beside hidden rows of the model (MTP, EAGLE-3, DFlash)."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from ..config import MTP_DRAFT
-from ..runners.base import SessionShape, use_small_pages
+from ..runners.base import HiddenRows, SessionShape, use_small_pages
 from ..sampling_config import DRAFT_OFF, SamplingParams
 from .memory_fit import find_room, require_fit
-from .paired_text import PairedText
+from .paired_text import CachedText, PairedText
 from .writing_drafter import WritingDrafter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -65,17 +66,16 @@ def draft_shape(plan: RunPlan, context: int) -> SessionShape:
 def estimate_bytes(layer: DraftingLayerFile | DraftingLayer, plan: RunPlan, context: int) -> int:
     """What the layer's sequence takes, and the hidden rows of a call of the model."""
     own = layer.estimate_session_bytes(draft_shape(plan, context))
-    row_bytes = 4 * layer.config.model_dim
+    row_bytes = 4 * (layer.config.features_dim or layer.config.model_dim)
     return sum(own.values()) + plan.shape(context).batch_size * row_bytes
 
 
 class OwnDraft:
     """The loaded layer, its sequence and what it has read: a ``DraftProvider`` and its source."""
 
-    reads_hidden = True
-
     def __init__(self, layer: DraftingLayer, plan: RunPlan) -> None:
         self._layer, self._plan = layer, plan
+        self.hidden_rows = HiddenRows(layer.drafter.hidden_layers)
         self._wrap: Callable[[HiddenRunner], HiddenRunner] = lambda runner: runner
         self._may_draft: Callable[[], bool] = lambda: True
         self._context = 0  # that the sequence has room for
@@ -108,11 +108,17 @@ class OwnDraft:
             use_small_pages(runner)  # it may never read as much
             runner = self._wrap(runner)
             if self._paired is None:
-                self._paired = PairedText(runner, self._layer.config.model_dim)
+                self._paired = self._begin_text(runner)
             else:
                 self._paired.move_to(runner)
             self._context = context
         return self
+
+    def _begin_text(self, runner: HiddenRunner) -> PairedText:
+        config = self._layer.config
+        if self._layer.drafter.block_size:
+            return CachedText(runner, config.model_dim)
+        return PairedText(runner, config.model_dim, encodes_rows=config.features_dim > 0)
 
     def _sizes(self, context: int) -> Mapping[str, int]:
         return {"draft_session": estimate_bytes(self._layer, self._plan, context)}
@@ -123,7 +129,13 @@ class OwnDraft:
         """An ``OwnDrafter``; see ``DraftSource``. Raises ValueError before ``prepared``."""
         if self._paired is None:
             raise ValueError("what drafts has no sequence yet")
-        return OwnDrafter(
+        drafter = self._layer.drafter
+        kind: Callable[..., OwnDrafter] = OwnDrafter
+        if drafter.block_size:
+            kind = partial(
+                BlockDrafter, block_size=drafter.block_size, mask_token=drafter.mask_token
+            )
+        return kind(
             self._paired,
             cast("HiddenRunner", runner),
             prompt,
@@ -131,6 +143,8 @@ class OwnDraft:
             costs,
             length,
             self._may_draft,
+            name=self._layer.name,
+            guessed=drafter.guessed,
         )
 
 
@@ -138,8 +152,8 @@ class OwnDrafter(WritingDrafter):
     """Drafts what the layer would draw after the text, from the same random numbers.
 
     ``paired`` is what it has read, ``target`` the model's runner, which keeps hidden rows, and
-    ``prompt`` [n] the text; ``vocab_size`` is the model's, of which the layer guesses the first.
-    While ``may_draft`` says no it only reads.
+    ``prompt`` [n] the text; ``vocab_size`` is the model's, of which the layer guesses those of
+    ``guessed``, or the first. While ``may_draft`` says no it only reads.
     """
 
     def __init__(
@@ -151,8 +165,12 @@ class OwnDrafter(WritingDrafter):
         costs: CallCosts,
         length: int | None,
         may_draft: Callable[[], bool] = lambda: True,
+        *,
+        name: str = MTP_DRAFT,
+        guessed: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(MTP_DRAFT, vocab_size, costs, length, STEP_COST)
+        super().__init__(name, vocab_size, costs, length, STEP_COST)
+        self._guessed = None if guessed is None else np.asarray(guessed)
         self._paired, self._target, self._may_draft = paired, target, may_draft
         # Tokens that are never guessed have no chance, so that all else is that of the model.
         self._logits = np.full(vocab_size, -np.inf, np.float32)
@@ -202,7 +220,10 @@ class OwnDrafter(WritingDrafter):
         return self._padded(self._paired.step(token))
 
     def _padded(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        self._logits[: len(logits)] = logits
+        if self._guessed is None:
+            self._logits[: len(logits)] = logits
+        else:
+            self._logits[self._guessed] = logits
         return self._logits
 
     def _forget(self) -> None:
@@ -211,3 +232,41 @@ class OwnDrafter(WritingDrafter):
 
     def _give_up(self) -> None:
         """What the grammar allows may be beyond the tokens that are guessed: so no draft."""
+
+
+class BlockDrafter(OwnDrafter):
+    """Drafts what such layers guess of a block of tokens at once, ``block_size`` with the latest.
+
+    ``mask_token`` stands where the others will be; the guesses know nothing of what the others are.
+    """
+
+    def __init__(
+        self, paired: PairedText, *arguments: Any, block_size: int, mask_token: int, **options: Any
+    ) -> None:
+        super().__init__(paired, *arguments, **options)
+        self._most, self._mask = block_size - 1, mask_token
+        self._ahead: list[NDArray[np.float32]] = []  # logits of the next tokens, last first
+
+    def draft(self, most: int) -> list[int]:
+        self._pause = max(0, self._pause - 1)
+        paired = cast("CachedText", self._paired)
+        n_unread, most = paired.n_unread, min(most, self._most)
+        most = self._choose_length(n_unread, most) if most > 0 and self._may_draft() else 0
+        if most == 0:
+            return []
+        with self._at_work():
+            begun_at = time.perf_counter()
+            rows = paired.guess(most, self._mask)
+            if rows is None:
+                return []
+            seconds = time.perf_counter() - begun_at
+            for _ in range(most):
+                self._steps.measure_step(seconds / most)
+            self._ahead = list(rows[::-1])
+            return self._write(self._padded(self._ahead.pop()), most)
+
+    def _step(self, token: int) -> NDArray[np.float32]:
+        return self._padded(self._ahead.pop())
+
+    def _measure_step(self, seconds: float) -> None:
+        """It was measured for the block."""

@@ -1,4 +1,4 @@
-"""What a layer that guesses tokens ahead (MTP) has read of a text, and what it is to read.
+"""What a layer that guesses tokens ahead (MTP, EAGLE-3) has read of a text, and what it is to read.
 
 It reads pairs: a token, and what the model's logits at the token before were made of, its hidden
 row. The model gives those of every call. Where rows are missing (of a session file, of tokens that
@@ -25,14 +25,17 @@ class PairedText:
     """A text, hidden rows of its tokens, and the sequence of the layer.
 
     ``text`` grows by whoever has this; ``dim`` is the width of a row. The sequence counts positions
-    from token ``_base`` of the text on: rotary embeddings look at distances alone.
+    from token ``_base`` of the text on: rotary embeddings look at distances alone. A layer that
+    ``encodes_rows`` makes rows of other rows of the model, and reads no token without one.
     """
 
-    def __init__(self, runner: HiddenRunner, dim: int) -> None:
+    def __init__(self, runner: HiddenRunner, dim: int, *, encodes_rows: bool = False) -> None:
         self._runner = runner
         self._dim = dim
+        self._encodes_rows = encodes_rows
+        self._start = int(encodes_rows)  # the first token that is read
         self.text: list[int] = []
-        self._base = self._end = 0  # tokens of the text that the sequence has read
+        self._base = self._end = self._start  # tokens of the text that the sequence has read
         self._first = 0  # token of the first row below
         self._rows: list[NDArray[np.float32]] = []  # [n][dim] each
         self._latest = np.zeros((1, dim), np.float32)  # of the layer's own latest token
@@ -52,12 +55,12 @@ class PairedText:
         is_copied = RunnerState.copy(self._runner, runner)
         self._runner = runner
         if not is_copied:
-            self._restart(0)
+            self._restart(self._start)
 
     def begin(self, text: list[int]) -> None:
         """The text is another one: what both begin with is kept."""
         n_common = count_common(self.text, text)
-        self._end = min(self._end, n_common)
+        self._end = max(self._start, min(self._end, n_common))
         self._cut_rows(n_common)
         self.text = text
 
@@ -66,6 +69,8 @@ class PairedText:
 
         Rows that were there from that token on were of drafts that the text has not.
         """
+        if self._encodes_rows:
+            rows = self._runner.encode(rows)
         if self._first <= first <= self._first + self.n_pending:
             self._cut_rows(first)
             self._rows.append(rows)
@@ -113,7 +118,7 @@ class PairedText:
 
     def forget(self) -> None:
         """Nothing is read: a call may have been interrupted."""
-        self._restart(0)
+        self._restart(self._start)
 
     def _take_latest(self) -> None:
         rows = self._runner.hidden
@@ -152,10 +157,10 @@ class PairedText:
         The last token is read in any case. A single row that is missing is taken as zeros.
         """
         begin = min(self._end, end - 1)
-        if begin < 0 or (end > 1 and self._first + self.n_pending < end - 1):
+        if begin < self._start or (end > 1 and self._first + self.n_pending < end - 1):
             return None
-        if begin < self._first:
-            begin = self._first + (self._first > 0)
+        if begin < self._first + self._start:
+            begin = self._first + max(self._start, self._first > 0)
             if begin >= end:
                 return None
             self._restart(begin)
@@ -170,14 +175,67 @@ class PairedText:
 
     def _before(self, begin: int, end: int) -> NDArray[np.float32]:
         """What stands beside tokens [begin, end): the rows of those before each, [n][dim]."""
-        first, n_missing = begin - 1 - self._first, 0
-        if first < 0:
-            first, n_missing = 0, 1
-        n = end - begin - n_missing
-        parts = [np.zeros((n_missing, self._dim), np.float32)]
+        n_missing = int(begin - 1 < self._first)
+        zeros = np.zeros((n_missing, self._dim), np.float32)
+        return np.concatenate([zeros, self._find_rows(begin - 1 + n_missing, end - 1)])
+
+    def _find_rows(self, begin: int, end: int) -> NDArray[np.float32]:
+        """Rows [n][dim] of tokens [begin, end), which wait to be read."""
+        first, n = begin - self._first, end - begin
+        parts = [np.zeros((0, self._dim), np.float32)]
         for rows in self._rows:
             if n > 0 and first < len(rows):
                 parts.append(rows[first : first + n])
                 n -= len(parts[-1])
             first = max(0, first - len(rows))
         return np.concatenate(parts)
+
+
+class CachedText(PairedText):
+    """A text of which keys and values are made, of the row of every token but the latest.
+
+    That one begins a block of tokens, which see each other and all before. The block leaves nothing
+    behind.
+    """
+
+    def __init__(self, runner: HiddenRunner, dim: int) -> None:
+        super().__init__(runner, dim, encodes_rows=True)
+        self._start = self._base = self._end = 0
+
+    @property
+    def n_unread(self) -> int:
+        return max(1, len(self.text) - 1 - self._end)
+
+    def guess(self, n: int, mask: int) -> NDArray[np.float32] | None:
+        """Logits [n, n_guessed] of the n tokens behind the latest; None where rows are missing."""
+        runner, end = self._runner, len(self.text) - 1
+        self.read_to(end)
+        if self._end != end or end == 0:
+            return None
+        if (held := end - self._base) < 0 or runner.find_mark(held) != held:
+            self._restart(end)
+        if runner.position == 0:
+            return None
+        if runner.position != held:
+            runner.rewind(held)
+        block = np.array([self.text[-1], *[mask] * n], np.int32)
+        logits: NDArray[np.float32] = runner.decode_batch(block)[1:]
+        runner.rewind(held)
+        return logits
+
+    def _find_begin(self, end: int) -> int | None:
+        begin = max(self._end, self._first)
+        if begin >= end or self._first + self.n_pending < end:
+            return None
+        held = begin - self._base
+        if begin > self._end or held < 0 or self._runner.find_mark(held) != held:
+            begin = self._first
+            self._restart(begin)
+        elif self._runner.position != held:
+            self._runner.rewind(held)
+        self._end = begin
+        return begin
+
+    def _before(self, begin: int, end: int) -> NDArray[np.float32]:
+        """The rows of the tokens themselves."""
+        return self._find_rows(begin, end)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from ..errors import UsageError
-from ..runners.base import free_positions
+from ..runners.base import free_positions, keep_hidden
 from ..sampling_config import AUTO_DRAFT, AUTO_LOOKUP, EVICT_WHEN_FULL, LOOKUP_OFF, SamplingParams
 from .drafting import CallCosts, Drafter
 from .lookup import MIN_PROMPT_TOKENS, PromptLookup
@@ -141,8 +141,7 @@ def start_speculation(
 
     Raises UsageError where they are asked for and the runner takes one token at a time.
     """
-    if hasattr(runner, "keeps_hidden"):
-        runner.keeps_hidden = model is not None and model.reads_hidden
+    keep_hidden(runner, None if model is None else model.hidden_rows)
     if runner.max_decode_tokens == 1:
         refuse_drafts(sampling, has_draft=model is not None)
         return None

@@ -185,6 +185,10 @@ class WritingDrafter(ABC):
             return 0 if self._pause else self._steps.choose(n_unread, most)
         return min(most, self._always)
 
+    def _measure_step(self, seconds: float) -> None:
+        """So long the logits behind a drafted token took."""
+        self._steps.measure_step(seconds)
+
     @contextmanager
     def _at_work(self) -> Iterator[None]:
         """Counts the block's time; an interrupt may leave half a call: then all is forgotten."""
@@ -230,7 +234,7 @@ class WritingDrafter(ABC):
                 return draft
             begun_at = time.perf_counter()
             logits = self._step(token)
-            steps.measure_step(time.perf_counter() - begun_at)
+            self._measure_step(time.perf_counter() - begun_at)
 
 
 def _probability(logits: NDArray[np.float32], token: int) -> float:

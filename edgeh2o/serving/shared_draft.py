@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ..engine.cache_draft import CacheDraft
     from ..engine.draft_model import DraftModel
     from ..engine.draft_sources import DraftProvider, DraftSource
     from ..engine.drafting import CallCosts, Drafter
     from ..engine.own_draft import OwnDraft
-    from ..runners.base import BatchRunner, HiddenRunner, Runner
+    from ..runners.base import BatchRunner, HiddenRows, HiddenRunner, Runner
     from ..sampling_config import SamplingParams
     from .scheduler import Scheduler
 
@@ -32,7 +33,9 @@ _logger = logging.getLogger(__name__)
 class SharedProvider(Protocol):
     """A ``DraftProvider`` of one conversation."""
 
-    reads_hidden: bool
+    @property
+    def hidden_rows(self) -> HiddenRows | None:
+        """See ``DraftSource``."""
 
     def prepared(self, sampling: SamplingParams, context: int) -> DraftSource | None:
         """As ``DraftProvider``, but None where there is no room, and while others have it."""
@@ -43,13 +46,15 @@ class SharedProvider(Protocol):
 
 def share_draft(
     draft: DraftProvider | None, scheduler: Scheduler
-) -> SharedDraft | SharedOwnDraft | None:
+) -> SharedDraft | SharedOwnDraft | SharedCacheDraft | None:
     """What conversations have of ``draft``."""
     if draft is None:
         return None
-    if draft.reads_hidden:
-        return SharedOwnDraft(cast("OwnDraft", draft), scheduler)
-    return SharedDraft(draft, scheduler)
+    if draft.hidden_rows is None:
+        return SharedDraft(draft, scheduler)
+    if draft.hidden_rows.is_last_only:
+        return SharedCacheDraft(cast("CacheDraft", draft), scheduler)
+    return SharedOwnDraft(cast("OwnDraft", draft), scheduler)
 
 
 class SharedDraft:
@@ -60,7 +65,7 @@ class SharedDraft:
     finds the sequence with another one's text has it read its own.
     """
 
-    reads_hidden = False
+    hidden_rows = None
 
     def __init__(self, draft: DraftProvider, scheduler: Scheduler) -> None:
         self._draft = draft
@@ -116,7 +121,7 @@ class SharedDraft:
 class LentDraft:
     """The ``DraftSource`` of one answer."""
 
-    reads_hidden = False
+    hidden_rows = None
 
     def __init__(self, shared: SharedDraft, source: DraftModel) -> None:
         self._shared, self._source = shared, source
@@ -148,7 +153,7 @@ class LentDraft:
 
 
 class SharedOwnDraft:
-    """The layer of the model's own file, whose only sequence drafts for one answer until its end.
+    """Layers that read hidden rows, whose only sequence drafts for one answer until its end.
 
     That goes by hidden rows of all tokens, which nobody keeps: it cannot go from one answer to the
     other between two tokens, as a model's does. An answer that begins meanwhile has none of it.
@@ -157,6 +162,7 @@ class SharedOwnDraft:
 
     def __init__(self, draft: OwnDraft, scheduler: Scheduler) -> None:
         self._draft = draft
+        self.hidden_rows = draft.hidden_rows
         self._lock = Lock()  # of the holder
         self._holder: _OwnDraftLoan | None = None
         draft.share(
@@ -195,16 +201,35 @@ class SharedOwnDraft:
 class _OwnDraftLoan:
     """A ``SharedProvider``."""
 
-    reads_hidden = True
-
     def __init__(self, shared: SharedOwnDraft) -> None:
         self._shared = shared
+        self.hidden_rows = shared.hidden_rows
 
     def prepared(self, sampling: SamplingParams, context: int) -> OwnDraft | None:
         return self._shared.take(self, sampling, context)
 
     def give_back(self) -> None:
         self._shared.give_back(self)
+
+
+class SharedCacheDraft:
+    """Layers that keep nothing, for all answers: each drafts while it is written alone."""
+
+    def __init__(self, draft: CacheDraft, scheduler: Scheduler) -> None:
+        self._draft = draft
+        self.hidden_rows = draft.hidden_rows
+        draft.share(partial(scheduler.call, is_next=True), lambda: scheduler.is_quiet)
+
+    def for_conversation(self) -> SharedProvider:
+        """All have the same."""
+        return self
+
+    def give_back(self) -> None:
+        """Nobody has it alone."""
+
+    def prepared(self, sampling: SamplingParams, context: int) -> CacheDraft | None:
+        """As ``DraftProvider``."""
+        return self._draft.prepared(sampling, context)
 
 
 class _InTurn:

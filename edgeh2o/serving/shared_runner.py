@@ -137,6 +137,23 @@ class SharedRunner(CountedRunner):
         self.runner.keeps_hidden = is_wanted
 
     @property
+    def keeps_last_hidden(self) -> bool:
+        return bool(self.runner.keeps_last_hidden)
+
+    @keeps_last_hidden.setter
+    def keeps_last_hidden(self, is_wanted: bool) -> None:
+        self.runner.keeps_last_hidden = is_wanted
+
+    @property
+    def hidden_layers(self) -> list[int]:
+        layers: list[int] = self.runner.hidden_layers
+        return layers
+
+    @hidden_layers.setter
+    def hidden_layers(self, layers: list[int]) -> None:
+        self.runner.hidden_layers = layers
+
+    @property
     def hidden(self) -> NDArray[np.float32] | None:
         """Of the latest call's tokens [n, model_dim], those that were read."""
         rows: NDArray[np.float32] | None = self.runner.hidden
@@ -203,8 +220,9 @@ class SharedRunner(CountedRunner):
                 part = tokens[first - begin : end - begin]
                 place = first - begin, n_tokens
                 logits = self._read(part, *place, ends_prompt, stays_open, on_layer)
-                if getattr(self.runner, "keeps_hidden", False):
-                    hidden.append(self.runner.hidden)
+                rows = self.runner.hidden if getattr(self.runner, "keeps_hidden", False) else None
+                if rows is not None:
+                    hidden.append(rows)
                 if end == question:
                     self._places = self._places.with_question(end)
         self._hidden = np.concatenate(hidden) if hidden else None
