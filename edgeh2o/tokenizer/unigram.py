@@ -30,7 +30,6 @@ CHARSMAP_KEY = "tokenizer.ggml.precompiled_charsmap"
 # What files that do not name these tokens mean.
 _DEFAULT_IDS = {"eos": 1}
 _UNKNOWN_ID = 2
-_PIECES = frozenset((TokenType.NORMAL, TokenType.USER_DEFINED))
 # By how much an unknown character is worse than the worst piece, as in SentencePiece.
 _UNKNOWN_PENALTY = 10.0
 
@@ -74,21 +73,19 @@ class UnigramTokenizer(Tokenizer):
 
         from ._unigram import PieceFinder
 
-        kinds, scores = self._vocabulary.types, self._scores.tolist()
-        usable = np.isfinite(self._scores).tolist()
-        pieces = sorted(
-            (text.encode("utf-8"), i)
-            for i, text in enumerate(self._vocabulary.tokens)
-            if kinds[i] in _PIECES and usable[i]
-        )
-        ids = [i for _, i in pieces]
+        kinds, scores = np.array(self._vocabulary.types), self._scores
+        is_finite = np.isfinite(scores)
+        is_normal = is_finite & (kinds == TokenType.NORMAL)
+        usable = is_normal | (is_finite & (kinds == TokenType.USER_DEFINED))
+        pieces = {i: self._vocabulary.tokens[i].encode() for i in np.flatnonzero(usable).tolist()}
+        ids = sorted(pieces, key=pieces.__getitem__)
         # llama.cpp's: one that is user-defined is as good as can be.
-        own = [scores[i] if kinds[i] == TokenType.NORMAL else 0.0 for i in ids]
-        worst = min((scores[i] for i in ids if kinds[i] == TokenType.NORMAL), default=0.0)
+        own = np.where(is_normal, scores, 0.0)[ids]
+        worst = scores[is_normal].min(initial=0.0)
         return PieceFinder(
-            [text for text, _ in pieces],
+            [pieces[i] for i in ids],
             ids,
-            own,
+            own.tolist(),
             self._unknown_id,
             float(np.float32(worst - _UNKNOWN_PENALTY)),
         )
