@@ -28,21 +28,17 @@ class RankRule:
         has_softmax: labels share a probability; else they have logits.
         activation: that behind a matrix before the one of labels, "" where files have none.
         has_norm: what comes of the activation may be normed (LayerNorm).
-        is_single: there is one matrix, and the activation is behind it.
         pooling: what hidden row is looked at where a file does not say.
     """
 
     has_softmax: bool = False
     activation: Literal["", "tanh", "gelu_tanh"] = ""
     has_norm: bool = False
-    is_single: bool = False
     pooling: Literal["last", "cls", "mean"] = "last"
 
     @property
     def tensors(self) -> tuple[str, ...]:
         """Names of those that files may have."""
-        if self.is_single:
-            return (DENSE_TENSOR, DENSE_BIAS)
         labels = (RANK_TENSOR,) if self.has_softmax else (RANK_TENSOR, RANK_BIAS)
         dense = (DENSE_TENSOR, DENSE_BIAS) if self.activation else ()
         return (*dense, *((NORM_TENSOR,) if self.has_norm else ()), *labels)
@@ -58,20 +54,21 @@ def read_ranking(
 ) -> RankingConfig | None:
     """What a file says of it, None for one without the matrix. Raises FormatError."""
     found = tuple(name for name in rule.tensors if name in gguf.tensors)
-    if (DENSE_TENSOR if rule.is_single else RANK_TENSOR) not in found:
+    if RANK_TENSOR not in found:
         return None
     key = f"{architecture}.{LABELS_KEY}"
     labels = gguf.metadata.get_strings(key, default=()) or ("",)  # one without a name
-    n_dense = len(labels) if rule.is_single else model_dim
     shapes = {
-        DENSE_TENSOR: (model_dim, n_dense),
-        DENSE_BIAS: (n_dense,),
+        DENSE_TENSOR: (model_dim, model_dim),
+        DENSE_BIAS: (model_dim,),
         NORM_TENSOR: (model_dim,),
         RANK_TENSOR: (model_dim, len(labels)),
         RANK_BIAS: (len(labels),),
     }
     for name in found:
-        _check(gguf, name, shapes[name], quote(key))
+        is_of_labels = name in (RANK_TENSOR, RANK_BIAS)
+        cause = key if is_of_labels else f"{architecture}.embedding_length"
+        _check(gguf, name, shapes[name], quote(cause))
     if DENSE_TENSOR not in found and (spare := {DENSE_BIAS, NORM_TENSOR} & {*found}):
         raise FormatError(
             f"the file has {', '.join(map(quote, sorted(spare)))}, but no {quote(DENSE_TENSOR)}; "

@@ -239,7 +239,7 @@ def test_damaged_files_are_refused(model: Path, tmp_path: Path) -> None:
         tensors["cls.output.weight"] = tensors["cls.output.weight"][:, :32]
 
     for edit, message in (
-        (cut_dense, r"'cls.bias' has shape \[5\], but .*makes it \[64\]"),
+        (cut_dense, r"'cls.bias' has shape \[5\], but .*'bert.embedding_length' makes it \[64\]"),
         (lose_dense, "has 'cls.bias', but no 'cls.weight'"),
         (narrow, r"'cls.output.weight' has shape \[32(, 1)?\], but .* makes it \[64, 1\]"),
     ):
