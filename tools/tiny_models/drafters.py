@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from gguf import GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
 from numpy.typing import NDArray
 
 from tools.tiny_models.model import TinyModel
@@ -24,6 +25,8 @@ def write_assistant(
     *,
     model_dim: int = 64,
     n_heads: int = 4,
+    ffn_dim: int = FFN_DIM,
+    tensor_type: str = "F32",
     seed: int = 1,
     edit: Edit | None = None,
     **keys: int,
@@ -53,9 +56,9 @@ def write_assistant(
         normal(f"{prefix}attn_q.weight", n_heads * head_dim, model_dim, std=model_dim**-0.5)
         normal(f"{prefix}attn_q_norm.weight", head_dim, std=0.1, mean=1.0)
         normal(f"{prefix}attn_output.weight", model_dim, n_heads * head_dim, std=0.1)
-        normal(f"{prefix}ffn_gate.weight", FFN_DIM, model_dim, std=model_dim**-0.5)
-        normal(f"{prefix}ffn_up.weight", FFN_DIM, model_dim, std=model_dim**-0.5)
-        normal(f"{prefix}ffn_down.weight", model_dim, FFN_DIM, std=FFN_DIM**-0.5)
+        normal(f"{prefix}ffn_gate.weight", ffn_dim, model_dim, std=model_dim**-0.5)
+        normal(f"{prefix}ffn_up.weight", ffn_dim, model_dim, std=model_dim**-0.5)
+        normal(f"{prefix}ffn_down.weight", model_dim, ffn_dim, std=ffn_dim**-0.5)
         normal(f"{prefix}layer_output_scale.weight", 1, std=0.1, mean=0.9)
     if edit is not None:
         edit(tensors)
@@ -71,12 +74,12 @@ def write_assistant(
         "embedding_length_per_layer_input": 0,
         "nextn_predict_layers": len(pattern),
     }
-    writer = _begin(path, "gemma4-assistant", model, model_dim, n_heads, len(pattern))
+    writer = _begin(path, "gemma4-assistant", model, model_dim, n_heads, len(pattern), ffn_dim)
     _add_numbers(writer, {**numbers, **keys})
     writer.add_sliding_window_pattern(list(pattern))
     if model.rope_base_sliding is not None:
         writer.add_rope_freq_base_swa(model.rope_base_sliding)
-    return _end(writer, path, tensors)
+    return _end(writer, path, tensors, tensor_type)
 
 
 def write_eagle3(
@@ -92,6 +95,8 @@ def write_eagle3(
     has_output: bool = True,
     norms_features: bool = False,
     norms_residual: bool = False,
+    ffn_dim: int = FFN_DIM,
+    tensor_type: str = "F32",
     seed: int = 1,
     edit: Edit | None = None,
     **keys: int,
@@ -119,12 +124,12 @@ def write_eagle3(
     for letter, n in (("q", n_heads), ("k", n_kv_heads), ("v", n_kv_heads)):
         normal(f"blk.0.attn_{letter}.weight", n * head_dim, 2 * width, std=width**-0.5)
     normal("blk.0.attn_output.weight", width, n_heads * head_dim, std=0.2)
-    normal("blk.0.ffn_gate.weight", FFN_DIM, width, std=width**-0.5)
-    normal("blk.0.ffn_up.weight", FFN_DIM, width, std=width**-0.5)
-    normal("blk.0.ffn_down.weight", width, FFN_DIM, std=FFN_DIM**-0.5)
+    normal("blk.0.ffn_gate.weight", ffn_dim, width, std=width**-0.5)
+    normal("blk.0.ffn_up.weight", ffn_dim, width, std=width**-0.5)
+    normal("blk.0.ffn_down.weight", width, ffn_dim, std=ffn_dim**-0.5)
     if edit is not None:
         edit(tensors)
-    writer = _begin(path, "eagle3", model, width, n_heads, 1)
+    writer = _begin(path, "eagle3", model, width, n_heads, 1, ffn_dim)
     writer.add_array("eagle3.target_layers", list(layers))
     numbers = {"attention.head_count_kv": n_kv_heads, "target_hidden_size": model.model_dim}
     _add_numbers(writer, {**numbers, **keys})
@@ -132,7 +137,7 @@ def write_eagle3(
     writer.add_bool("eagle3.norm_before_residual", norms_residual)
     if guessed is not None:
         writer.add_tensor("d2t", np.asarray(guessed, np.int64))
-    return _end(writer, path, tensors)
+    return _end(writer, path, tensors, tensor_type)
 
 
 def write_dflash(
@@ -148,6 +153,8 @@ def write_dflash(
     block_size: int = 8,
     mask_token: int = 300,
     window: int = 0,
+    ffn_dim: int = FFN_DIM,
+    tensor_type: str = "F32",
     seed: int = 1,
     edit: Edit | None = None,
     **keys: int,
@@ -178,12 +185,12 @@ def write_dflash(
         for letter in "qk":
             normal(f"{prefix}attn_{letter}_norm.weight", head_dim, std=0.1, mean=1.0)
         normal(f"{prefix}attn_output.weight", width, n_heads * head_dim, std=0.2)
-        normal(f"{prefix}ffn_gate.weight", FFN_DIM, width, std=width**-0.5)
-        normal(f"{prefix}ffn_up.weight", FFN_DIM, width, std=width**-0.5)
-        normal(f"{prefix}ffn_down.weight", width, FFN_DIM, std=FFN_DIM**-0.5)
+        normal(f"{prefix}ffn_gate.weight", ffn_dim, width, std=width**-0.5)
+        normal(f"{prefix}ffn_up.weight", ffn_dim, width, std=width**-0.5)
+        normal(f"{prefix}ffn_down.weight", width, ffn_dim, std=ffn_dim**-0.5)
     if edit is not None:
         edit(tensors)
-    writer = _begin(path, "dflash", model, width, n_heads, n_layers)
+    writer = _begin(path, "dflash", model, width, n_heads, n_layers, ffn_dim)
     writer.add_array("dflash.target_layers", list(layers))
     writer.add_mask_token_id(mask_token)
     writer.add_bool("dflash.attention.causal", False)
@@ -193,17 +200,23 @@ def write_dflash(
         writer.add_sliding_window_pattern([layer + 1 < n_layers for layer in range(n_layers)])
     if guessed is not None:
         writer.add_tensor("d2t", np.asarray(guessed, np.int64))
-    return _end(writer, path, tensors)
+    return _end(writer, path, tensors, tensor_type)
 
 
 def _begin(
-    path: Path, architecture: str, model: TinyModel, model_dim: int, n_heads: int, n_layers: int
+    path: Path,
+    architecture: str,
+    model: TinyModel,
+    model_dim: int,
+    n_heads: int,
+    n_layers: int,
+    ffn_dim: int,
 ) -> GGUFWriter:
     writer = GGUFWriter(path, architecture)
     writer.add_context_length(model.context_length)
     writer.add_embedding_length(model_dim)
     writer.add_block_count(n_layers)
-    writer.add_feed_forward_length(FFN_DIM)
+    writer.add_feed_forward_length(ffn_dim)
     writer.add_head_count(n_heads)
     writer.add_key_length(model.head_dim)
     writer.add_value_length(model.head_dim)
@@ -224,9 +237,10 @@ def _add_numbers(writer: GGUFWriter, numbers: dict[str, int | Sequence[int]]) ->
             writer.add_array(name, list(value))
 
 
-def _end(writer: GGUFWriter, path: Path, tensors: Tensors) -> Path:
+def _end(writer: GGUFWriter, path: Path, tensors: Tensors, tensor_type: str) -> Path:
     for name, values in tensors.items():
-        writer.add_tensor(name, values)
+        kind = GGMLQuantizationType[tensor_type if values.ndim > 1 else "F32"]
+        writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
