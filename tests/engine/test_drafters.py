@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -17,7 +18,10 @@ from edgeh2o.engine.cache_draft import CacheDraft, CacheDrafter
 from edgeh2o.engine.own_draft import BlockDrafter, OwnDraft, OwnDrafter
 from edgeh2o.engine.writing_drafter import WritingDrafter
 from edgeh2o.errors import FormatError, ResourceError, UsageError
+from edgeh2o.formats.split import open_model_file
 from edgeh2o.llm import LLM
+from edgeh2o.model_config import DecoderConfig
+from edgeh2o.models.drafters import read_drafter
 from edgeh2o.sampling_config import SamplingParams
 from tests.drafter_cases import (
     CASES,
@@ -115,7 +119,7 @@ def _record_guesses(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[int, np.
 
 # The others have the same kinds of layers: tests/model/test_drafters.py compares them too.
 @pytest.mark.parametrize(
-    "case", ["assistant", "assistant_own_keys", "eagle3", "eagle3_normed", "dflash_windows"]
+    "case", ["assistant_own_keys", "eagle3", "eagle3_normed", "dflash_windows"]
 )
 def test_guesses_are_those_of_llama_cpp(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -342,12 +346,15 @@ def test_it_is_no_model_of_its_own(wrong_paths: tuple[Path, Path]) -> None:
 
 
 def test_models_with_several_streams_are_refused(
-    tiny_model: TinyModelFactory, tmp_path: Path
+    wrong: LLM, wrong_paths: tuple[Path, Path]
 ) -> None:
-    options: dict[str, Any] = {"architecture": "gemma3n", "n_layers": 3}
-    path = write_eagle3(tmp_path / "drafter.gguf", TinyModel(**options))
-    with pytest.raises(UsageError, match=r"several residual streams.*; leave --draft out"):
-        _open((tiny_model(**options), path))
+    config = wrong.config
+    assert isinstance(config, DecoderConfig)
+    with (
+        closing(open_model_file(wrong_paths[1])) as gguf,
+        pytest.raises(UsageError, match=r"several residual streams.*; leave --draft out"),
+    ):
+        read_drafter(gguf, replace(config, has_streams=True))
 
 
 def test_a_sampled_text_is_the_same_beside_lookup(wrong: LLM, prompt: list[int]) -> None:
