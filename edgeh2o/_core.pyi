@@ -73,6 +73,8 @@ class DecoderConfig:
         has_output_bias: bool = False,
         update_rank: int = 0,
         adapter_scales: abc.Sequence[float] = ...,
+        adapter_tokens: abc.Sequence[tuple[int, int]] = ...,
+        adapter_gain: float = 0.0,
         token_input_rows: int = 0,
         has_streams: bool = False,
         n_streams: int = 0,

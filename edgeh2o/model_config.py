@@ -135,18 +135,21 @@ class LayerConfig:
     "none" has a feed-forward network only, and one with an ``ffn_dim`` of 0 has none.
     In a mixture of experts a layer ``is_dense`` has one feed-forward
     network. ``xielu`` is of the activation of that name. Of a gate what lies ``gate_cutoff``
-    standard deviations above its mean goes into the activation; None: all of it. With a
-    ``gate_limit`` that is not 0 what goes into the activation is at most that, and what it
-    multiplies between its negative and that. With an
+    standard deviations above its mean goes into the activation; None: all of it. What
+    goes into it is at most the ``gate_limit``, and what it multiplies between the ``up_limit`` and
+    its negative, where these are not 0, and in the shared expert the others of the kind. With an
     ``index_top_k`` a query reads so many tokens: those that score best by an indexer of
     ``index_heads`` queries and one key of ``index_key_dim`` numbers per token, or, without any,
     what the layer before has read; with ``index_block_tokens`` blocks of as many tokens have one
-    score, and the tokens behind the last block are read too. What comes out of a delta net is
-    multiplied by sigmoids if it ``has_delta_sigmoid``. A layer that looks n-grams up keeps
-    ``history_rows`` rows of ``history_dim`` numbers of the tokens before. A layer that
+    score, and the tokens behind the last block are read too; with ``index_per_head`` every KV head
+    reads blocks of its own, the last ``index_local_blocks`` of them always. What comes out of a
+    delta net is multiplied by sigmoids if it ``has_delta_sigmoid``. A layer that looks n-grams up
+    keeps ``history_rows`` rows of ``history_dim`` numbers of the tokens before. A layer that
     ``has_large_keys``, by their biases, takes no products in 8 bits.
     One without ``has_mixer_norm`` has no norm of its mixer's input where others have. Keys and
     values that ``are_lent`` are those of layer ``lender`` of another model, for which this drafts.
+    ``has_sinks`` adds a logit without a value to every head's softmax. One whose ``latent`` heads
+    are not those of the model has these, and an ``attention_scale`` of its own, 0 for the model's.
     """
 
     n_heads: int
@@ -191,16 +194,24 @@ class LayerConfig:
     xielu: Xielu = Xielu()
     gate_cutoff: float | None = None
     gate_limit: float = 0.0
+    up_limit: float = 0.0
+    shared_gate_limit: float = 0.0
+    shared_up_limit: float = 0.0
     index_heads: int = 0
     index_key_dim: int = 0
     index_top_k: int = 0
     index_block_tokens: int = 0
+    index_per_head: bool = False
+    index_local_blocks: int = 0
     history_rows: int = 0
     history_dim: int = 0
     has_large_keys: bool = False
     has_mixer_norm: bool = True
     are_lent: bool = False
     lender: int = 0
+    has_sinks: bool = False
+    latent: LatentHeads | None = None
+    attention_scale: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,13 +332,15 @@ class DecoderConfig(ModelConfig):
     multiplied by ``1 + temperature_scale * ln(1 + floor((p + temperature_offset) /
     temperature_period))``, in layers without a rotary embedding only if it ``grows_unrotated``; a
     period of 0 is none, and so is a ``logit_soft_cap`` of 0. ``norms_values`` norms heads of values
-    without weights; ``has_sinks`` adds a logit without a value to every head's softmax. A layer's
+    without weights. Values of heads have ``value_dim`` numbers, as many as their keys if that is 0,
+    and are multiplied by ``value_scale``. A layer's
     input per token, if its width ``token_input_dim`` is not 0, has a table loaded in parts of
     ``token_input_rows`` tokens. What attention gives is multiplied by the ``output_gate``: sigmoids
     of a second half of the query projection ("of_queries") or of a matrix of its own
     ("per_output"), or a number "per_head" of such a matrix, of which ``head_gate`` is the function,
     "sigmoid" or "softplus". With ``latent`` heads there is one KV head, whose rows of ``head_dim``
-    numbers are keys and values; ``rotary_dim`` is of their last ones. With ``n_positions``
+    numbers are keys and values; ``rotary_dim`` is of their last ones, which are normed by
+    themselves with ``has_latent_key_norm``. With ``n_positions``
     positions are as many rows of a table, which are added to embeddings. With ``has_streams`` every
     token has several residual streams (AltUp); a ``laurel_rank`` that is not 0 is that of a branch
     of two matrices beside attention (LAuReL). One that ``reads_hidden`` is a layer that guesses
@@ -338,9 +351,12 @@ class DecoderConfig(ModelConfig):
     values of rows are "cached", and tokens stand in blocks behind them. Rows have ``hidden_dim``
     numbers, 0 for ``model_dim``; those of the last two are made of ``features_dim`` numbers of the
     other model, which are normed with ``norms_features``, and with ``residual_is_normed`` the
-    residual stream is the normed row. Low-rank updates of a matrix
-    (LoRA) have a rank of ``update_rank`` together at the most, and count by the ``adapter_scales``
-    of their adapters where a session says nothing else. ``passes`` are the stacks of layers in the
+    residual stream is the normed row. Low-rank updates of a matrix (LoRA) have a rank of
+    ``update_rank`` together at the most, and count by the ``adapter_scales`` of their adapters
+    where a session says nothing else; or the tokens of a text say which one counts in which row:
+    ``adapter_tokens`` has, for every adapter, the token from which on it does, and what this is
+    read as, and ``adapter_gain`` by how much such a token outweighs others. ``passes`` are the
+    stacks of layers in the
     order that they are gone through: passes in that one stack recurs have its weights, but keys and
     values of their own, and ``layers`` has those of all passes; empty: one stack, once. With
     ``norms_passes`` the residual stream is normed between them, as logits are made of it. With
@@ -404,7 +420,8 @@ class DecoderConfig(ModelConfig):
     temperature_period: int = 0
     temperature_offset: int = 0
     grows_unrotated: bool = False
-    has_sinks: bool = False
+    value_dim: int = 0
+    value_scale: float = 1.0
     norms_values: bool = False
     output_gate: str = "none"
     head_gate: str = "sigmoid"
@@ -412,6 +429,8 @@ class DecoderConfig(ModelConfig):
     token_input_rows: int = 0
     update_rank: int = 0
     adapter_scales: tuple[float, ...] = ()
+    adapter_tokens: tuple[tuple[int, int], ...] = ()
+    adapter_gain: float = 0.0
     has_output_scale: bool = False
     has_streams: bool = False
     n_streams: int = 0
@@ -425,6 +444,7 @@ class DecoderConfig(ModelConfig):
     long_rope_inv_freq: tuple[float, ...] = ()
     long_rope_after: int = 0
     latent: LatentHeads | None = None
+    has_latent_key_norm: bool = False
     reads_hidden: bool = False
     n_guessed: int = 0
     hidden_join: str = "normed"
@@ -454,7 +474,13 @@ class DecoderConfig(ModelConfig):
     @property
     def has_like_layers(self) -> bool:
         differ = any(layer.head_dim or layer.kv_distance for layer in self.layers)
+        differ |= self.value_dim not in (0, self.head_dim)
         return not (differ or self.has_sinks or self.is_recurrent or self.index_top_k)
+
+    @property
+    def has_sinks(self) -> bool:
+        """Whether some layer has."""
+        return any(layer.has_sinks for layer in self.layers)
 
     @property
     def is_recurrent(self) -> bool:
@@ -472,6 +498,12 @@ class DecoderConfig(ModelConfig):
     def head_dim_of(self, layer: LayerConfig) -> int:
         """Numbers of a key of one of its layers."""
         return layer.head_dim or self.head_dim
+
+    def value_dim_of(self, layer: LayerConfig) -> int:
+        """Numbers of a cached value of one."""
+        if latent := layer.latent or self.latent:
+            return latent.rank
+        return layer.head_dim or self.value_dim or self.head_dim
 
     @property
     def index_top_k(self) -> int:

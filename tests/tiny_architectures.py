@@ -69,6 +69,15 @@ FAMILIES: Mapping[str, Family] = {
         has_expert_bias=True,
         keys={"rope.scaling.yarn_log_multiplier": 0.1},
     ),
+    "dots3note": Family(
+        is_latent=True,
+        has_sliding_latent=True,
+        is_indexed=True,
+        has_experts=True,
+        has_expert_bias=True,
+        output_gate="per_head",
+        has_window_pattern=True,
+    ),
     "glm-dsa": Family(is_latent=True, is_indexed=True, has_experts=True, has_expert_bias=True),
     "minicpm3": Family(is_latent=True),
     "plm": Family(is_latent=True, is_ungated=True),
@@ -117,11 +126,27 @@ FAMILIES: Mapping[str, Family] = {
     "gpt2": GPT2,
     "starcoder": GPT2,
     "plamo": Family(is_parallel=True),
+    "mimo2": Family(
+        has_experts=True,
+        has_expert_bias=True,
+        hides_dense=True,
+        has_window_pattern=True,
+        has_window_sinks=True,
+        has_other_values=True,
+        keys={"attention.value_scale": 0.6},
+    ),
     "minimax-m2": Family(
         qk_norm="projection",
         has_experts=True,
         has_expert_bias=True,
         has_only_experts=True,
+    ),
+    "minimax-m3": Family(
+        qk_norm="head",
+        has_experts=True,
+        has_expert_bias=True,
+        has_expert_scales=True,
+        chooses_by_head=True,
     ),
     "qwen": Family(fused_qkv=True, qkv_biases=True, has_joint_bias=True, has_joint_width=True),
     "bailingmoe2": Family(
@@ -161,6 +186,7 @@ FAMILIES: Mapping[str, Family] = {
     "exaone": Family(),
     "exaone-moe": Family(
         qk_norm="head",
+        drafts_dense=True,
         has_experts=True,
         has_expert_bias=True,
         has_expert_scales=True,
@@ -174,6 +200,17 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "smallthinker": Family(has_experts=True, has_file_gate=True),
     "smollm3": Family(),
+    "step35": Family(
+        qk_norm="head",
+        output_gate="per_head",
+        has_experts=True,
+        has_expert_bias=True,
+        has_expert_scales=True,
+        has_shared_width=True,
+        has_window_pattern=True,
+        has_gate_limits=True,
+        has_shared_limits=True,
+    ),
     "minicpm": Family(keys=SCALES),
     "seed_oss": Family(qkv_biases=True, ffn_norm="post_attention_norm"),
     "gemma": Family(),
@@ -313,6 +350,9 @@ FAMILIES: Mapping[str, Family] = {
     "granite": Family(keys={**SCALES, "attention.scale": 0.35}),
     "granitemoe": Family(
         keys={**SCALES, "attention.scale": 0.35}, has_experts=True, has_expert_width=False
+    ),
+    "graniteswitch": Family(
+        fused_qkv=True, keys={**SCALES, "attention.scale": 0.35}, chooses_adapters=True
     ),
     "granite_swa": Family(
         keys={**SCALES, "attention.scale": 0.35},

@@ -62,15 +62,24 @@ class Family:
         expert_bias_name: name of the biases that count in the choice of experts.
         output_norm: name of the norm behind the last layer.
         is_latent: attention is of the latent kind (``tools/tiny_models/latent.py``).
+        has_sliding_latent: layers with a window have heads of other sizes, and what is rotated of
+            keys is normed.
         is_indexed: its layers have indexers, which choose what is read.
+        chooses_by_head: layers with experts have one for every KV head.
+        chooses_adapters: files have adapters, which tokens choose.
         has_sections: rotated pairs are parted among axes.
         has_window_pattern: files say which layers have a window.
         has_sinks: attention has sinks.
+        has_window_sinks: layers with a window have.
+        has_other_values: values of heads have ``value_dim`` numbers.
+        drafts_dense: layers that guess tokens ahead have one network.
+        hides_dense: no key says how many of the first layers have one network.
         has_fused_experts: gate and up of experts are one matrix.
         output_gate: the output of attention has a gate by a matrix of its own, "per_output" or
             "per_head".
         has_position_table: positions are rows of a table.
         has_gate_limits: files give a limit of the gates of every layer.
+        has_shared_limits: they give others of the shared expert and of dense layers.
         lacks_mixers: layers without KV heads, by default the second, have no mixer.
         has_file_gate: files say how shares are made of a router's logits.
         has_joint_width: files give the widths of gate and up together.
@@ -140,14 +149,22 @@ class Family:
     expert_bias_name: str = "exp_probs_b.bias"
     output_norm: str = "output_norm"
     is_latent: bool = False
+    has_sliding_latent: bool = False
     is_indexed: bool = False
+    chooses_by_head: bool = False
+    chooses_adapters: bool = False
     has_sections: bool = False
     has_window_pattern: bool = False
     has_sinks: bool = False
+    has_window_sinks: bool = False
+    has_other_values: bool = False
+    hides_dense: bool = False
+    drafts_dense: bool = False
     has_fused_experts: bool = False
     output_gate: Literal["per_output", "per_head"] | None = None
     has_position_table: bool = False
     has_gate_limits: bool = False
+    has_shared_limits: bool = False
     lacks_mixers: bool = False
     has_file_gate: bool = False
     has_joint_width: bool = False
@@ -193,6 +210,11 @@ class Family:
         has_mamba = self.has_mamba1 or self.mamba2 in ("other", "single", "only")
         has_delta_net = self.has_delta_net or self.has_row_decays
         return self.has_short_conv or has_delta_net or has_mamba or self.is_rwkv
+
+    @property
+    def has_indexers(self) -> bool:
+        """Whether an indexer of the model's own says what is read."""
+        return self.is_indexed or self.chooses_by_head or self.mixes_streams
 
     @property
     def is_recurrent(self) -> bool:

@@ -34,7 +34,7 @@ SMALLEST = {
     "n_heads": 2,
     "n_kv_heads": 1,
     "head_dim": 16,
-    **{"kv_rank": 32, "q_rank": 32, "nope_dim": 32, "value_dim": 16},
+    **{"kv_rank": 32, "q_rank": 32, "nope_dim": 32, "value_dim": 16, "sliding_nope_dim": 32},
     "ffn_dim": 32,
 }
 SEED_OPTIONS: tuple[dict[str, object], ...] = (

@@ -70,7 +70,7 @@ def _type_of(name: str, values: NDArray[np.float32], model: TinyModel) -> str:
     vectors += (".attn_q_norm.weight", ".attn_k_norm.weight", "token_types.weight")
     vectors += (".ple_norm_query.weight",)
     vectors += mixed_streams.VECTOR_SUFFIXES
-    if values.ndim == 1 or name.endswith(vectors):
+    if values.ndim == 1 or name.endswith((*vectors, ".lora_a", ".lora_b")):
         return "F32"
     if name.endswith(gemma3n.FLOAT_MATRICES) or name in gemma3n.STACKS:
         return model.tensor_type if model.tensor_type in FLOAT_TYPES else "F16"

@@ -89,6 +89,8 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("index_key_dim", layer.heads.index.key_dim);
   reader.read("index_top_k", layer.heads.index.top_k);
   reader.read("index_block_tokens", layer.heads.index.block_tokens);
+  reader.read("index_per_head", layer.heads.index.is_per_head);
+  reader.read("index_local_blocks", layer.heads.index.n_local);
   reader.read("are_lent", layer.heads.are_lent);
   reader.read("lender", layer.lender);
   reader.read("window", layer.window);
@@ -101,8 +103,10 @@ LayerSpec make_layer(const py::dict& fields) {
                       {"projection", QkNorm::kProjection}});
   reader.read("qk_norm_after_rope", layer.qk_norm_after_rope);
   reader.read("has_plain_qk_norm", layer.has_plain_qk_norm);
+  reader.read("has_latent_key_norm", layer.has_latent_key_norm);
   reader.read("has_sinks", layer.has_sinks);
   reader.read("norms_values", layer.norms_values);
+  reader.read("value_scale", layer.value_scale);
   reader.read("has_head_gains", layer.has_head_gains);
   reader.read("has_large_keys", layer.heads.has_large_keys);
   reader.read("is_causal", layer.heads.is_causal);
@@ -171,7 +175,10 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("has_joint_bias", layer.has_joint_bias);
   reader.read("has_sub_norms", layer.has_sub_norms);
   reader.read("gate_cutoff", layer.gate_cutoff);
-  reader.read("gate_limit", layer.gate_limit);
+  reader.read("gate_limit", layer.limits.gate);
+  reader.read("up_limit", layer.limits.up);
+  reader.read("shared_gate_limit", layer.shared_limits.gate);
+  reader.read("shared_up_limit", layer.shared_limits.up);
   reader.read("ffn_dim", layer.ffn_dim);
   reader.read("n_experts", layer.n_experts);
   reader.read("n_experts_used", layer.n_experts_used);
@@ -276,6 +283,12 @@ DecoderConfig make_config(const py::kwargs& fields) {
   reader.read("n_positions", config.n_positions);
   reader.read("update_rank", config.update_rank);
   reader.read("adapter_scales", config.adapter_scales);
+  std::vector<std::pair<int32_t, int32_t>> adapter_tokens;
+  reader.read("adapter_tokens", adapter_tokens);
+  for (const auto& [token, substitute] : adapter_tokens) {
+    config.adapter_tokens.push_back({token, substitute});
+  }
+  reader.read("adapter_gain", config.adapter_gain);
   reader.read("token_input_rows", config.token_input_rows);
   reader.read("reads_hidden", config.reads_hidden);
   reader.read("n_guessed", config.n_guessed);

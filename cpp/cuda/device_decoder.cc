@@ -48,11 +48,12 @@ void check_supported(const DecoderConfig& config) {
              "normed embeddings and norms with another epsilon do not run on a GPU yet", cure);
   EH2O_CHECK(config.passes.empty(), "layers that are gone through several times do not run on a GPU yet",
              cure);
+  EH2O_CHECK(!config.chooses_adapters(), "adapters that tokens choose do not run on a GPU yet", cure);
   size_t n_attending = 0;
   for (const LayerSpec& layer : config.layers) {
     EH2O_CHECK(layer.laurel_rank == 0 && !layer.cuts_gate(),
                "LAuReL and networks whose gate is cut off do not run on a GPU yet", cure);
-    EH2O_CHECK(layer.gate_limit == 0.0f, "networks whose gate has a limit do not run on a GPU yet", cure);
+    EH2O_CHECK(!layer.limits_gates(), "networks whose gate has a limit do not run on a GPU yet", cure);
     EH2O_CHECK(!layer.is_parallel, "feed-forward networks beside attention do not run on a GPU yet", cure);
     EH2O_CHECK(layer.activation != Activation::kXielu && layer.activation != Activation::kUngatedGelu,
                "networks with xIELU, or GELU without a gate, do not run on a GPU yet", cure);
@@ -80,6 +81,8 @@ void check_supported(const DecoderConfig& config) {
     if (!layer.attends()) continue;
     EH2O_CHECK(!layer.has_gate_matrix(),
                "gates of attention by a matrix of their own do not run on a GPU yet", cure);
+    EH2O_CHECK(layer.heads.key_dim == layer.heads.value_dim && layer.value_scale == 1.0f,
+               "values of another size than their keys, or with a factor, do not run on a GPU yet", cure);
     EH2O_CHECK(layer.heads.index.is_none(),
                "attention to what an indexer chooses (DSA) does not run on a GPU yet", cure);
     EH2O_CHECK(!layer.qk_norm_after_rope || layer.qk_norm != QkNorm::kProjection,

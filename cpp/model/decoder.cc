@@ -1,6 +1,7 @@
 #include "model/decoder.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/check.h"
 #include "base/parallel.h"
@@ -47,7 +48,9 @@ void Decoder::forward(Span<const Step> steps, Workspace& workspace, const Observ
     } else {
       size_t first_row = 0;
       for (const Step& step : steps) {
-        run_layer({config_, weights_, workspace, step, layer, first_row, step.adapters()}, observer);
+        run_layer({config_, weights_, workspace, step, layer, first_row,
+                   adapters_of(step, first_row, workspace)},
+                  observer);
         first_row += step.tokens.size;
       }
     }
@@ -138,7 +141,7 @@ void Decoder::run_layer(const LayerCall& call, const Observer& observer) const {
       add_to_streams(config_, call.buffers(), call.first_row + first, rows.rows);
       continue;
     }
-    if (!call.spec().is_parallel) add_ffn(call, first, rows);
+    if (!call.spec().is_parallel) add_ffn(call.from(first), first, rows);
     if (config_.has_streams) {
       correct(call, first, rows);
     } else if (call.spec().token_input_dim > 0) {
@@ -245,7 +248,31 @@ bool Decoder::goes_together(Span<const Step> steps, size_t n_rows, Workspace& wo
   return true;
 }
 
+void Decoder::choose_adapters(const Step& step, const float** rows) const {
+  const size_t n_adapters = config_.adapter_tokens.size();
+  const double other = std::exp(-2.0 * static_cast<double>(config_.adapter_gain));
+  double sum = 0.0, weight = 0.0;
+  const auto count = [&](int32_t token) {
+    size_t adapter = 0;
+    while (adapter < n_adapters && config_.adapter_tokens[adapter].token != token) ++adapter;
+    if (adapter < n_adapters) sum += static_cast<double>(adapter + 1);
+    weight += adapter < n_adapters ? 1.0 : other;
+  };
+  for (const int32_t token : step.sequence->tokens()) count(token);
+  for (const int32_t token : step.tokens) {
+    count(token);
+    const auto number = static_cast<size_t>(std::round(static_cast<float>(sum / weight)));
+    *rows++ = number == 0 ? nullptr : one_adapter_.data() + (number - 1) * n_adapters;
+  }
+}
+
+AdapterScales Decoder::adapters_of(const Step& step, size_t first_row, Workspace& workspace) const {
+  if (!config_.chooses_adapters()) return step.adapters();
+  return {nullptr, workspace.activations().adapters + first_row};
+}
+
 AdapterScales Decoder::joint_adapters(Span<const Step> steps, Workspace& workspace) const {
+  if (config_.chooses_adapters()) return {nullptr, workspace.activations().adapters};
   const std::vector<float>& first = steps[0].sequence->shape().adapter_scales;
   const bool are_alike = std::all_of(steps.begin(), steps.end(), [&](const Step& step) {
     return step.sequence->shape().adapter_scales == first;
@@ -333,10 +360,19 @@ void Decoder::begin_step(const Step& step, size_t first_row, Workspace& workspac
   const size_t dim = config_.model_dim, position = sequence.position(), n = step.tokens.size;
   sequence.begin_call();
   const MatView<float> x{a.x + first_row * dim, n, dim, dim};
+  if (config_.chooses_adapters()) {
+    choose_adapters(step, a.adapters + first_row);
+    std::transform(step.tokens.begin(), step.tokens.end(), a.read_tokens, [&](int32_t token) {
+      for (const AdapterToken& each : config_.adapter_tokens) {
+        if (each.token == token) return each.substitute;
+      }
+      return token;
+    });
+  }
   if (step.hidden && config_.features_dim > 0) {
     copy_rows({step.hidden, n, dim, dim}, x);
   } else {
-    embed(step.tokens, x);
+    embed(config_.chooses_adapters() ? Span<const int32_t>{a.read_tokens, n} : step.tokens, x);
   }
   if (config_.has_token_type) add_vector(weights_.table(), x, weights_.token_type().data());
   if (config_.n_positions > 0) {

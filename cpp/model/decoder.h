@@ -22,7 +22,11 @@ class Decoder {
           std::shared_ptr<const Decoder> main = nullptr)
       : config_(config),
         main_(std::move(main)),
-        weights_(config, table, main_ ? &main_->weights_ : nullptr) {}
+        weights_(config, table, main_ ? &main_->weights_ : nullptr) {
+    const size_t n = config_.adapter_tokens.size();
+    one_adapter_.assign(n * n, 0.0f);
+    for (size_t i = 0; i < n; ++i) one_adapter_[i * n + i] = 1.0f;
+  }
 
   const DecoderConfig& config() const { return config_; }
   Weights& weights() { return weights_; }
@@ -70,6 +74,10 @@ class Decoder {
   void begin_step(const Step& step, size_t first_row, Workspace& workspace) const;
   // What adapters count in the rows of steps that go together.
   AdapterScales joint_adapters(Span<const Step> steps, Workspace& workspace) const;
+  // Where tokens choose adapters: those of the step's rows, by their tokens and those before.
+  void choose_adapters(const Step& step, const float** rows) const;
+  // What adapters count in the rows of a step, of which the first is row first_row of the call.
+  AdapterScales adapters_of(const Step& step, size_t first_row, Workspace& workspace) const;
   // Whether the rows of the steps go through the layers together: decode steps of several sequences.
   bool goes_together(Span<const Step> steps, size_t n_rows, Workspace& workspace) const;
   void run_layer(const LayerCall& call, const Observer& observer) const;
@@ -95,6 +103,7 @@ class Decoder {
   DecoderConfig config_;
   std::shared_ptr<const Decoder> main_;
   Weights weights_;
+  std::vector<float> one_adapter_;  // [n_adapters][n_adapters] where tokens choose them: each alone
 };
 
 }  // namespace edgeh2o

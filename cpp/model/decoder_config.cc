@@ -18,9 +18,8 @@ void check_latent(const LayerSpec& layer, const RopeConfig& rope) {
              "heads of latent attention have ", latent.nope_dim, " + ", latent.rope_dim,
              " dimensions, of which ", 2 * rope.n_pairs(), " are rotated, and values of ", latent.value_dim);
   EH2O_CHECK(layer.qk_norm == QkNorm::kNone && !layer.norms_values, "latent attention with norms of heads");
-  EH2O_CHECK(
-      !layer.has_output_gate() || (layer.output_gate == OutputGate::kPerHead && !layer.heads.index.has_own()),
-      "latent attention has a gate of every head, or an indexer, or neither");
+  EH2O_CHECK(!layer.has_output_gate() || layer.output_gate == OutputGate::kPerHead,
+             "latent attention may have a gate of every head, and no other");
   const IndexHeads& index = layer.heads.index;
   EH2O_CHECK(!index.has_own() || (latent.q_rank > 0 && index.key_dim >= latent.rope_dim),
              "an indexer with keys of ", index.key_dim, " dimensions, of which ", latent.rope_dim,
@@ -45,6 +44,9 @@ void check_attention(const DecoderConfig& config, const LayerSpec& layer) {
   if (!layer.latent.is_none()) check_latent(layer, rope);
   EH2O_CHECK(2 * rope.n_pairs() <= layer.heads.key_dim, "rope_inv_freq has ", rope.n_pairs(),
              " entries, more than half of head_dim = ", layer.heads.key_dim);
+  EH2O_CHECK(!layer.has_latent_key_norm || !layer.latent.is_none(), "a norm of latent keys that there are not");
+  EH2O_CHECK(layer.value_scale > 0.0f && (layer.value_scale == 1.0f || layer.latent.is_none()),
+             "value_scale = ", layer.value_scale, " is of plain attention, and positive");
   EH2O_CHECK(!layer.is_chunked || layer.window > 0, "chunks of a window that there is not");
   EH2O_CHECK(!layer.heads.are_lent ||
                  (config.joins(HiddenJoin::kPlain) && layer.mixer == MixerKind::kAttention &&
@@ -155,8 +157,10 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
            layer.has_pre_norm() && !layer.is_parallel && !layer.has_output_scale &&
            !layer.has_output_gate() && !config.centres_norms && !config.has_norm_biases),
       "LAuReL and several residual streams go with plain attention and plain networks");
-  EH2O_CHECK(layer.gate_limit >= 0.0f && (layer.gate_limit == 0.0f || layer.has_gate()),
-             "gate_limit = ", layer.gate_limit, " of a gate that is not there");
+  for (const GateLimits& limits : {layer.limits, layer.shared_limits}) {
+    EH2O_CHECK(!limits.any() || (limits.gate > 0.0f && limits.up > 0.0f && layer.has_gate()),
+               "limits of ", limits.gate, " and ", limits.up, " of a gate that is not there, or of half of it");
+  }
   EH2O_CHECK(!layer.cuts_gate() || (layer.has_gate() && layer.ffn == FfnKind::kGated && layer.ffn_dim > 1),
              "a cutoff of a gate that is not there");
   EH2O_CHECK(!layer.scales_expert_inputs || (has_experts && !layer.has_expert_norms),
@@ -169,7 +173,7 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
              " is of norms behind plain attention and plain networks");
   EH2O_CHECK(layer.adjugate_ffn_dim == 0 ||
                  (has_experts && layer.has_gate() && layer.n_adjugate_sharers > 0 &&
-                  layer.n_experts % layer.n_adjugate_sharers == 0 && layer.gate_limit == 0.0f &&
+                  layer.n_experts % layer.n_adjugate_sharers == 0 && !layer.limits_gates() &&
                   !layer.has_expert_norms && !layer.scales_expert_inputs),
              "an expert is shared by ", layer.n_adjugate_sharers, " of ", layer.n_experts,
              " of a plain mixture");
@@ -336,9 +340,23 @@ void DecoderConfig::check() const {
                rope.n_pairs());
   }
   check_streams(*this);
+  EH2O_CHECK(!chooses_adapters() ||
+                 (adapter_tokens.size() == adapter_scales.size() && adapter_gain > 0.0f && passes.empty() &&
+                  !reads_hidden && !norms_embeddings && token_input_dim() == 0),
+             adapter_tokens.size(), " tokens that choose one of ", adapter_scales.size(),
+             " adapters, by a gain of ", adapter_gain, ", of a plain decoder");
+  for (const AdapterToken& each : adapter_tokens) {
+    EH2O_CHECK(each.token >= 0 && each.substitute >= 0 && static_cast<size_t>(each.token) < vocab_size &&
+                   static_cast<size_t>(each.substitute) < vocab_size,
+               "token ", each.token, ", which is read as ", each.substitute, ", chooses an adapter of ",
+               vocab_size, " tokens");
+  }
   const LayerSpec* choosing = nullptr;  // the last layer with an indexer of its own
   for (const LayerSpec& layer : layers) {
     check_layer(*this, layer);
+    EH2O_CHECK(!chooses_adapters() || (layer.mixer == MixerKind::kAttention && layer.latent.is_none() &&
+                                       layer.ffn == FfnKind::kGated && !layer.has_head_gains),
+               "adapters that tokens choose are of plain attention and plain networks");
     const IndexHeads& index = layer.heads.index;
     if (index.has_own()) choosing = &layer;
     EH2O_CHECK(index.is_none() || (choosing && choosing->heads.index.top_k == index.top_k),

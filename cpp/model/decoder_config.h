@@ -39,6 +39,11 @@ struct NgramConfig {
   size_t n_heads() const { return is_none() ? 0 : (n_tokens - 1) * n_heads_per_size; }
   size_t history_rows() const { return (n_taps - 1) * n_tokens; }
 };
+// A token from which on an adapter counts, the adapter_tokens'th one of a decoder (Granite Switch), and which
+// is read as another.
+struct AdapterToken {
+  int32_t token = 0, substitute = 0;
+};
 inline constexpr size_t kMaxNgramTokens = 16, kMaxNgramHeads = 256;
 inline constexpr size_t kMaxMixedStreams = 16, kMaxStreamRank = 65536;
 
@@ -77,6 +82,11 @@ struct DecoderConfig {
   size_t n_positions = 0;  // rows of a table of positions, which are added to embeddings; 0: none
   size_t update_rank = 0;  // the largest that the low-rank updates of a matrix have together (LoRA)
   std::vector<float> adapter_scales;  // what each adapter counts where a sequence says nothing
+  // Which adapter counts in the row of a token is said by the tokens up to it: of n that choose adapters and
+  // m others that with the number nearest to sum / (n + m * exp(-2 * adapter_gain)), where the first adapter
+  // adds 1 to the sum, the second 2, and so on, and 0 is none. Empty: sequences say it.
+  std::vector<AdapterToken> adapter_tokens;
+  float adapter_gain = 0.0f;
   size_t token_input_rows = 0;        // tokens of each part that the table of inputs per token is loaded in
   // A layer that guesses tokens ahead (MTP): beside a token it reads what logits are made of at the token
   // before, and it has logits of the first n_guessed tokens only.
@@ -113,6 +123,7 @@ struct DecoderConfig {
   // Whether a pass ends with the layer, and another one follows.
   bool ends_pass(size_t layer) const { return layer + 1 < layers.size() && (layer + 1) % pass_layers() == 0; }
   bool mixes_streams() const { return n_streams > 0; }
+  bool chooses_adapters() const { return !adapter_tokens.empty(); }
   size_t streams_dim() const { return n_streams * model_dim; }  // of a token
   float output_eps() const { return post_norm_eps > 0.0f ? post_norm_eps : norm_eps; }
   size_t n_outputs() const { return n_guessed > 0 ? n_guessed : vocab_size; }  // logits of a token

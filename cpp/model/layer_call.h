@@ -66,6 +66,13 @@ struct LayerCall {
   Activations& buffers() const { return workspace.activations(); }
   MatmulContext products() const { return {buffers().scratch, adapters}; }
 
+  // The same for rows from `first` of those at hand on.
+  LayerCall from(size_t first) const {
+    LayerCall part = *this;
+    if (part.adapters.rows) part.adapters.rows += first;
+    return part;
+  }
+
   // Of the step's first token.
   size_t position() const { return step.sequence->position(); }
 

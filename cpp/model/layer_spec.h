@@ -63,6 +63,14 @@ struct LatentHeads {
   size_t head_dim() const { return nope_dim + rope_dim; }
 };
 
+// Of a network with a gate: what goes into the activation is at most `gate`, and what it multiplies between
+// -up and up; 0: no limit.
+struct GateLimits {
+  float gate = 0.0f, up = 0.0f;
+
+  bool any() const { return gate > 0.0f || up > 0.0f; }
+};
+
 struct LayerSpec {
   MixerKind mixer = MixerKind::kAttention;
   AttentionHeads heads;
@@ -76,9 +84,11 @@ struct LayerSpec {
   size_t lender = 0;  // the layer of the other model, where heads.are_lent
   QkNorm qk_norm = QkNorm::kNone;
   bool qk_norm_after_rope = false;
-  bool has_plain_qk_norm = false;  // of heads: the norm has no weights
+  bool has_latent_key_norm = false;  // RMS norm of the part of latent keys that is rotated, before it is
+  bool has_plain_qk_norm = false;    // of heads: the norm has no weights
   bool has_sinks = false;          // a logit per head that takes a part of every softmax and has no value
   bool norms_values = false;       // RMS norm of every head of the values, without weights
+  float value_scale = 1.0f;        // factor of the values
   // A query at position p is multiplied by
   // 1 + temperature_scale * ln(1 + floor((p + temperature_offset) / temperature_period)).
   float temperature_scale = 0.0f;
@@ -110,9 +120,7 @@ struct LayerSpec {
   // Of the gate what lies so many standard deviations above its mean goes into the activation (Gemma 3n);
   // minus infinity: all of it.
   float gate_cutoff = -std::numeric_limits<float>::infinity();
-  // What goes into the activation is at most this, and what it multiplies between its negative and it; 0: no
-  // limit.
-  float gate_limit = 0.0f;
+  GateLimits limits, shared_limits;  // of the network, or of experts, and of the shared expert
   size_t ffn_dim = 0;
   // Every token goes through n_experts_used of n_experts feed-forward networks; 0 for kGated.
   size_t n_experts = 0, n_experts_used = 0;
@@ -168,6 +176,7 @@ struct LayerSpec {
     return activation != Activation::kReluSquared && activation != Activation::kUngatedGelu &&
            activation != Activation::kXielu;
   }
+  bool limits_gates() const { return limits.any() || shared_limits.any(); }
   bool cuts_gate() const { return gate_cutoff > -std::numeric_limits<float>::infinity(); }
   bool attends() const { return mixer == MixerKind::kAttention || mixer == MixerKind::kAttentionMamba2; }
   bool has_ssd() const { return mixer == MixerKind::kMamba2 || mixer == MixerKind::kAttentionMamba2; }

@@ -100,10 +100,11 @@ void add_ngrams(const LayerCall& call, Span<const Step> steps) {
 }
 
 void check_tokens_before(const DecoderConfig& config, const Sequence& sequence) {
-  if (config.ngrams.is_none()) return;
+  if (config.ngrams.is_none() && !config.chooses_adapters()) return;
   const size_t n_known = sequence.tokens().size, n_read = sequence.position() + sequence.n_evicted();
-  EH2O_CHECK(n_known == n_read, "this model looks up n-grams, and of ", n_read,
-             " tokens that were read only ", n_known, " are known");
+  const char* what = config.ngrams.is_none() ? "has adapters that tokens choose" : "looks up n-grams";
+  EH2O_CHECK(n_known == n_read, "this model ", what, ", and of ", n_read, " tokens that were read only ",
+             n_known, " are known");
 }
 
 }  // namespace edgeh2o

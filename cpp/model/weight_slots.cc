@@ -328,6 +328,9 @@ void Weights::for_each_tensor(const F& f) {
       if (spec.has_gate_matrix()) linear(prefix + "attn_gate", layer.attn_gate, spec.gate_dim(), model_dim);
       linear(prefix + "attn_kv_a", layer.attn_kv_a, latent.row_dim(), model_dim);
       vector(prefix + "attn_kv_a_norm.weight", layer.attn_kv_a_norm, latent.rank, true);
+      if (spec.has_latent_key_norm) {
+        vector(prefix + "attn_k_norm.weight", layer.attn_k_norm, latent.rope_dim, true);
+      }
       if (heads.index.has_own()) {
         const IndexHeads& index = heads.index;
         linear(prefix + "indexer.attn_q_b", layer.index_q, index.q_dim(), latent.q_rank);

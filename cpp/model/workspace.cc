@@ -35,9 +35,11 @@ size_t most_chosen(const DecoderConfig& config, size_t max_context) {
 size_t take_chosen(const DecoderConfig& config, size_t n_rows, size_t stride, uint8_t* memory,
                    ChosenPositions* out) {
   const size_t top_k = config.widest([](const LayerSpec& layer) { return layer.heads.index.top_k; });
+  const size_t n_choices =
+      config.widest([](const LayerSpec& layer) { return layer.heads.index.n_choices(); });
   Arena arena(memory);
-  int32_t* counts = arena.take<int32_t>(top_k > 0 ? n_rows : 0);
-  *out = {arena.take<int32_t>(n_rows * stride), counts, stride};
+  int32_t* counts = arena.take<int32_t>(top_k > 0 ? n_rows * n_choices : 0);
+  *out = {arena.take<int32_t>(n_rows * n_choices * stride), counts, stride, n_choices};
   return arena.used();
 }
 
@@ -105,7 +107,8 @@ Activations::Activations(const DecoderConfig& config, const KernelTable& table, 
   adjugate_rows = arena.take<int32_t>(n_adjugates > 0 ? rows_at_once : 0);
   adjugate_weights = arena.take<float>(n_adjugates > 0 ? rows_at_once : 0);
   const size_t n_scaled = config.update_rank > 0 ? rows_at_once : 0;
-  adapters = arena.take<const float*>(n_scaled);
+  adapters = arena.take<const float*>(config.chooses_adapters() ? n_rows : n_scaled);
+  read_tokens = arena.take<int32_t>(config.chooses_adapters() ? n_rows : 0);
   expert_adapters = arena.take<const float*>(n_experts > 0 ? n_scaled : 0);
   const size_t delta_bytes =
       config.widest([](const LayerSpec& layer) { return delta_scratch_bytes(layer.delta); });

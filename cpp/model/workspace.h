@@ -59,7 +59,8 @@ struct Activations {
   float* adjugate_weights;  // [rows_at_once] and its share in their output
 
   // Of a model with adapters: what they count in rows that go together, and in those of an expert.
-  const float** adapters;         // [rows_at_once]
+  const float** adapters;         // [rows_at_once], or of all rows where tokens choose
+  int32_t* read_tokens;           // [n] then: what tokens are read as
   const float** expert_adapters;  // [rows_at_once]
 };
 

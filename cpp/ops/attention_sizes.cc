@@ -72,6 +72,10 @@ void AttentionHeads::check() const {
                                         index.top_k % index.block_tokens == 0),
              "an indexer of keys of ", index.key_dim, " dimensions for ", index.top_k,
              " tokens in blocks of ", index.block_tokens);
+  EH2O_CHECK(!index.is_per_head || (index.scores_blocks() && index.n_heads == n_kv_heads &&
+                                    index.n_local * index.block_tokens <= index.top_k),
+             "an indexer of ", index.n_heads, " heads for ", n_kv_heads, " KV heads, which read ",
+             index.n_local, " blocks of ", index.block_tokens, " of ", index.top_k, " tokens anyway");
   EH2O_CHECK(scale > 0.0f, "scale = ", scale, " must be positive");
   EH2O_CHECK(soft_cap >= 0.0f, "soft_cap = ", soft_cap, " must be positive, or 0 for none");
 }

@@ -27,19 +27,27 @@ std::vector<std::string> attention_precisions(const KernelTable& table);
 // top_k tokens that score best, by small queries and one small key per token of the layer's own, or, without
 // any, those that the nearest layer before it which has an indexer has chosen. Or it scores whole blocks of
 // block_tokens tokens by the mean of their keys, and reads the best of those that end before it or with it,
-// top_k tokens together, and all tokens behind the last of these blocks.
+// top_k tokens together, and all tokens behind the last of these blocks. Or every KV head has a small query
+// of its own, and reads blocks of its own: those whose best tokens score best, and the n_local last ones,
+// its own among them, top_k tokens together at the most (MiniMax sparse attention).
 struct IndexHeads {
   size_t n_heads = 0, key_dim = 0;  // 0: the choice is another layer's
   size_t top_k = 0;                 // 0: queries read everything
-  size_t block_tokens = 0;          // 0: tokens are scored one by one
+  size_t block_tokens = 0;          // 0: tokens are chosen one by one
+  bool is_per_head = false;
+  size_t n_local = 0;
 
   bool is_none() const { return top_k == 0; }
   bool has_own() const { return n_heads > 0; }
   size_t q_dim() const { return n_heads * key_dim; }
   bool scores_blocks() const { return block_tokens > 0; }
-  // Tokens that have one score, and tokens that a query reads at the most.
-  size_t scored_together() const { return std::max<size_t>(block_tokens, 1); }
+  bool pools_keys() const { return scores_blocks() && !is_per_head; }
+  // Tokens that are chosen together, tokens that have one key, tokens that a query reads at the most, and the
+  // choices of a query.
+  size_t chosen_together() const { return std::max<size_t>(block_tokens, 1); }
+  size_t scored_together() const { return pools_keys() ? block_tokens : 1; }
   size_t most_read() const { return is_none() ? 0 : top_k + scored_together() - 1; }
+  size_t n_choices() const { return is_per_head ? n_heads : 1; }
   // What a layer makes of its input for it: queries, the key, and a weight per head unless blocks are scored.
   size_t n_weights() const { return scores_blocks() ? 0 : n_heads; }
   size_t row_dim() const { return q_dim() + key_dim + n_weights(); }
@@ -49,7 +57,7 @@ struct IndexHeads {
   }
   bool operator==(const IndexHeads& other) const {
     return n_heads == other.n_heads && key_dim == other.key_dim && top_k == other.top_k &&
-           block_tokens == other.block_tokens;
+           block_tokens == other.block_tokens && is_per_head == other.is_per_head && n_local == other.n_local;
   }
 };
 

@@ -1,6 +1,7 @@
 // What the queries of a layer with an indexer read: the positions whose scores are the largest, of equal ones
 // those of the lower positions, and none whose score is no number; where there are no more positions than are
-// read, all. Where blocks of positions are scored, those of the best blocks, and all behind the last block.
+// read, all. Where blocks of positions are scored, those of the best blocks, and all behind the last block;
+// or, for every KV head, those of the blocks that have the best positions, and of the last blocks.
 #pragma once
 
 #include "base/arena.h"
@@ -11,15 +12,19 @@
 
 namespace edgeh2o {
 
-// The positions that rows of queries read, row by row: ascending, `counts` of `stride`.
+// The positions that rows of queries read, row by row: ascending, `counts` of `stride`, once for all KV heads
+// or for each of n_choices.
 struct ChosenPositions {
-  int32_t* positions = nullptr;  // [n][stride]
-  int32_t* counts = nullptr;     // [n]; 0: all up to the query's own
-  size_t stride = 0;
+  int32_t* positions = nullptr;  // [n][n_choices][stride]
+  int32_t* counts = nullptr;     // [n][n_choices]; 0: all up to the query's own
+  size_t stride = 0, n_choices = 1;
 
-  const int32_t* row(size_t i) const { return positions + i * stride; }
+  // Of a KV head.
+  size_t at(size_t row, size_t kv_head) const { return row * n_choices + (n_choices > 1 ? kv_head : 0); }
+  const int32_t* row(size_t i, size_t kv_head) const { return positions + at(i, kv_head) * stride; }
+  size_t count(size_t i, size_t kv_head) const { return static_cast<size_t>(counts[at(i, kv_head)]); }
   ChosenPositions rows_from(size_t first) const {
-    return {positions + first * stride, counts + first, stride};
+    return {positions + first * n_choices * stride, counts + first * n_choices, stride, n_choices};
   }
 };
 
@@ -46,12 +51,16 @@ class IndexChoice {
 
  private:
   void score(MatView<const float> q, MatView<const float> weights, const KvRows& keys, size_t n_keys) const;
-  void choose(const float* scores, size_t position, float* ranked, int32_t* out, int32_t* count) const;
+  void sign_queries(MatView<const float> q) const;
+  void score_blocks(float* scores, size_t position) const;
+  void choose(float* scores, size_t position, float* ranked, int32_t* out, int32_t* count) const;
 
   const KernelTable& table_;
   IndexHeads heads_;
   size_t max_context_;
-  float* scores_;  // [kTogether][max_context] of keys
+  size_t n_together_;  // queries whose scores are there at once
+  float* signed_;      // [n_together][n_heads][2][key_dim]: of heads that choose alone, queries and -queries
+  float* scores_;      // [n_together][n_choices][max_context] of keys
   float* panels_;  // [n_threads] keys of a block
   float* ranked_;  // [n_threads][max_context]
   size_t panel_floats_, n_used_;

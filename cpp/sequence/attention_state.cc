@@ -47,7 +47,7 @@ AttentionState::AttentionState(const KernelTable& table, const AttentionHeads& h
     const CacheType type = types.k == CacheType::kF32 ? CacheType::kF32 : CacheType::kF16;
     index_ = take_rows(type, max_context, heads.index.key_dim, arena);
     block_tokens_ = heads.index.scored_together();
-    if (heads.index.scores_blocks() && IndexChoice::chooses(heads.index, max_context)) {
+    if (heads.index.pools_keys() && IndexChoice::chooses(heads.index, max_context)) {
       blocks_ = take_rows(type, max_context / block_tokens_, heads.index.key_dim, arena);
     }
   }

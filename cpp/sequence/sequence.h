@@ -372,7 +372,7 @@ class Sequence {
                  const Rotation& rotation);
   void restart_policy(const std::vector<std::vector<int32_t>>& dropped,
                       const std::vector<std::vector<float>>& scores, size_t n_dropped, size_t n);
-  void note_chosen(size_t layer, const int32_t* positions, size_t count, size_t position);
+  void note_chosen(size_t layer, const ChosenPositions& chosen, size_t row, size_t position);
   size_t n_kv_heads_before(size_t layer) const;
   bool ends_prompts() const { return needs_.ends_prompts; }
 

@@ -41,9 +41,8 @@ void Sequence::attend_chosen(size_t layer, MatView<const float> q, const ChosenP
     read_chosen(layer, q.rows_from(n_free, n), first + n_free, chosen.rows_from(n_free), false, scratch,
                 n_threads, out.rows_from(n_free, n));
   }
-  const size_t n_kv_heads = this->layer(layer).n_kv_heads();  // of which all read the same
   for (size_t row = n_free; row < q.rows; ++row) {
-    n_pairs += n_kv_heads * static_cast<uint64_t>(chosen.counts[row]);
+    for (size_t head = 0; head < this->layer(layer).n_kv_heads(); ++head) n_pairs += chosen.count(row, head);
   }
   count_pairs(n_pairs, causal_pairs(first, q.rows, 0));
 }
@@ -59,29 +58,30 @@ void Sequence::read_chosen(size_t layer, MatView<const float> q, size_t position
     const size_t n = std::min(kMaxDecodeTokens, q.rows - first);
     for (size_t i = 0; i < n; ++i) {
       const size_t row = first + i, own = position + row;
-      const auto count = static_cast<size_t>(chosen.counts[row]);
+      const bool has_chosen = chosen.count(row, 0) > 0;
       for (size_t head = 0; head < state.n_kv_heads(); ++head) {
-        if (count > 0) {
-          attention.set_positions(i, head, chosen.row(row), count);
+        if (has_chosen) {
+          attention.set_positions(i, head, chosen.row(row, head), chosen.count(row, head));
         } else {
           attention.set_memory(i, head, MemorySet::all_seen(own, 0), own, state.rows());
         }
       }
-      if (is_decode && count > 0) {
+      if (is_decode && has_chosen) {
         n_decode_bytes_ += (own + 1) / scored_together * kv_row_bytes(index.type, index.head_dim);
       }
-      if (is_decode && !reads_.empty()) note_chosen(layer, chosen.row(row), count, own);
+      if (is_decode && !reads_.empty()) note_chosen(layer, chosen, row, own);
     }
     if (is_decode) n_decode_bytes_ += attention.bytes_read(n, state.rows());
     attention.run(q.rows_from(first, n), state.rows(), out.rows_from(first, n));
   }
 }
 
-void Sequence::note_chosen(size_t layer, const int32_t* positions, size_t count, size_t position) {
+void Sequence::note_chosen(size_t layer, const ChosenPositions& chosen, size_t row, size_t position) {
   const size_t first = policy_->shape().first_slots[layer];
   for (size_t head = 0; head < this->layer(layer).n_kv_heads(); ++head) {
     std::vector<int32_t>& noted = reads_[first + head];
-    noted.assign(positions, positions + count);
+    const size_t count = chosen.count(row, head);
+    noted.assign(chosen.row(row, head), chosen.row(row, head) + count);
     for (size_t i = 0; count == 0 && i <= position; ++i) noted.push_back(static_cast<int32_t>(i));
   }
 }

@@ -195,7 +195,7 @@ def _row_cost(
     One of the cache, or one that ``is_kept`` of a prompt.
     """
     types = cache_type.split("/")
-    dims = _row_dims(config, layer)
+    dims = config.head_dim_of(layer), config.value_dim_of(layer)
     rows = [(types[0], dims[0])]
     if config.latent is None:  # else the row of a key is that of a value too
         rows.append((types[-1], dims[1]))
@@ -271,21 +271,16 @@ def count_products(config: DecoderConfig) -> tuple[float, float]:
         weights += _count_mixer(config, layer)
         weights += _count_feed_forward(config, layer, config.n_experts_used)
         if _reads_past(layer):
-            per_key += layer.n_heads * sum(_row_dims(config, layer))
+            per_key += layer.n_heads * (config.head_dim_of(layer) + config.value_dim_of(layer))
     return weights, per_key
-
-
-def _row_dims(config: DecoderConfig, layer: LayerConfig) -> tuple[int, int]:
-    """Numbers of a cached key and of a value."""
-    key_dim = config.head_dim_of(layer)
-    return key_dim, key_dim if config.latent is None else config.latent.rank
 
 
 def _count_mixer(config: DecoderConfig, layer: LayerConfig) -> float:
     width = config.model_dim
     inner = 0
     if layer.mixer in ("attention", "attention_mamba2"):
-        inner += 2 * config.head_dim_of(layer) * (layer.n_heads + layer.n_kv_heads)
+        dims = config.head_dim_of(layer) + config.value_dim_of(layer)
+        inner += dims * (layer.n_heads + layer.n_kv_heads)
     if layer.mixer == "short_conv":
         inner += 4 * width
     inner += 2 * layer.delta_head_dim * (layer.n_delta_key_heads + 2 * layer.n_delta_value_heads)

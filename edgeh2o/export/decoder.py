@@ -50,6 +50,7 @@ def check_exportable(config: DecoderConfig) -> None:
         (config.has_sub_norms, "norms behind attention and activations"),
         (config.output_gate != "none", "gates of attention"),
         (config.passes, "layers that are gone through several times"),
+        (config.adapter_tokens, "adapters that tokens choose"),
         (config.temperature_period, "queries that grow with their position"),
     ):
         if is_there:

@@ -48,7 +48,7 @@ PROJECTION_NORMS = (
     tensor("blk.{layer}.attn_q_norm.weight", "q_dim"),
     tensor("blk.{layer}.attn_k_norm.weight", "kv_dim"),
 )
-ATTENTION_OUTPUT = (tensor("blk.{layer}.attn_output.weight", "q_dim", "model_dim"),)
+ATTENTION_OUTPUT = (tensor("blk.{layer}.attn_output.weight", "out_dim", "model_dim"),)
 # Of LayerNorm.
 NORM_BIASES = tuple(
     tensor(f"{name}.bias", "model_dim", required=False)
@@ -59,7 +59,7 @@ SHARED_NORM_BIASES = tuple(rule for rule in NORM_BIASES if "ffn_norm" not in rul
 ATTENTION = (
     tensor("blk.{layer}.attn_q.weight", "model_dim", "q_dim", rotated=True),
     tensor("blk.{layer}.attn_k.weight", "model_dim", "kv_dim", rotated=True),
-    tensor("blk.{layer}.attn_v.weight", "model_dim", "kv_dim"),
+    tensor("blk.{layer}.attn_v.weight", "model_dim", "v_dim"),
     *ATTENTION_OUTPUT,
 )
 FUSED_ATTENTION = (
@@ -70,7 +70,7 @@ FUSED_ATTENTION = (
         parts=(
             TensorPart("blk.{layer}.attn_q.weight", "q_dim", rotated=True),
             TensorPart("blk.{layer}.attn_k.weight", "kv_dim", rotated=True),
-            TensorPart("blk.{layer}.attn_v.weight", "kv_dim"),
+            TensorPart("blk.{layer}.attn_v.weight", "v_dim"),
         ),
     ),
     *ATTENTION_OUTPUT,
@@ -158,6 +158,16 @@ CHOICE_BIASES = (tensor("blk.{layer}.exp_probs_b.bias", "n_experts", required=Fa
 BIASED_EXPERTS = (
     *tensors_of("dense", FEED_FORWARD),
     *tensors_of("experts", (*EXPERTS, *SHARED_EXPERT, *required(CHOICE_BIASES))),
+)
+# What chooses blocks of tokens beside plain attention.
+INDEXER = tensors_of(
+    "indexer",
+    (
+        tensor("blk.{layer}.indexer.q_proj.weight", "model_dim", "index_q_dim"),
+        tensor("blk.{layer}.indexer.k_proj.weight", "model_dim", "index_key_dim"),
+        tensor("blk.{layer}.indexer.q_norm.weight", "index_key_dim"),
+        tensor("blk.{layer}.indexer.k_norm.weight", "index_key_dim"),
+    ),
 )
 # What ranks documents in files whose other tensors make vectors.
 CLASSIFIER = (

@@ -11,7 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..errors import FormatError
+from .experts import MAX_WIDTH
 from .joined import bind_joined
+from .keys import ArchitectureKeys
 from .spec import find_architecture
 from .tensors import TensorBinding, TensorPart, TensorRule, tensor
 
@@ -90,7 +92,7 @@ def read_drafting_layer(
     spec = find_architecture(config.architecture)
     shape = spec.read_shape(gguf.metadata)
     place = len(shape.layers)
-    layer = _like_last(config)
+    layer = _like_first(gguf, config) if spec.drafts_as_first else _like_last(config)
     tensors = {name: i for name, i in gguf.tensors.items() if name.startswith(f"blk.{place}.")}
     try:
         bindings = bind_joined(
@@ -124,6 +126,13 @@ def read_drafting_layer(
 def _like_last(config: DecoderConfig) -> LayerConfig:
     """It is as the last of the layers that attend: with experts, where the first have none."""
     return next(each for each in reversed(config.layers) if each.mixer == "attention")
+
+
+def _like_first(gguf: ModelTensors, config: DecoderConfig) -> LayerConfig:
+    """It is as the first layer, with one network."""
+    keys = ArchitectureKeys(gguf.metadata, config.architecture, len(config.layers))
+    width, *_ = keys.integers("feed_forward_length", maximum=MAX_WIDTH)
+    return replace(config.layers[0], is_dense=True, ffn_dim=width)
 
 
 def _rules(rules: Iterable[TensorRule], place: int) -> list[TensorRule]:

@@ -1,7 +1,8 @@
 """Architecture ``exaone-moe``: K-EXAONE, a mixture of experts with windows.
 
 Queries and keys are normed per head. Layers without a window have no positions. Experts are chosen
-as in ``deepseek2``; layers that guess tokens ahead (MTP) are left out.
+as in ``deepseek2``. Files may have a layer that guesses tokens ahead (MTP): they do not say whether
+it has a window, and its network is one; SGLang takes it for the first of the layers, which has one.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ register_architecture(
             has_scales=True,
         ),
         has_drafting_layers=True,
+        can_draft=True,
+        drafts_as_first=True,
         tensors=(
             *blocks.EMBEDDINGS,
             *blocks.PRE_NORMS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -13,7 +14,7 @@ COUNT_KEY = "expert_count"
 DENSE_KEY = "leading_dense_block_count"
 STEP_KEY = "interleave_moe_layer_step"
 GATE_KEY = "expert_gating_func"
-LIMIT_KEY = "swiglu_clamp_exp"
+LIMIT_KEY, SHARED_LIMIT_KEY = "swiglu_clamp_exp", "swiglu_clamp_shexp"
 NORM_KEY, SCALE_KEY = "expert_weights_norm", "expert_weights_scale"
 GROUPS_KEY, GROUPS_USED_KEY = "expert_group_count", "expert_group_used_count"
 SCALE_KEYS = (SCALE_KEY, GROUPS_KEY)  # those with an effect that others refuse
@@ -56,8 +57,12 @@ class ExpertRule:
         halves_shared: with a shared expert the sum of all is halved.
         reads_layer_input: routers read what their layer gets, before its mixer, without a norm.
         has_gate_limits: files give limits of the experts' gates, one for all or one for each layer.
+        has_output_limits: they may give limits of what comes out of the activation, as well as of
+            what it multiplies, and others for the shared expert and networks in the place of
+            experts.
         is_optional: files without experts are models of dense layers.
-        goes_by_tensors: layers without a router have one feed-forward network.
+        goes_by_tensors: layers without a router have one feed-forward network, which has the width
+            of all where experts have one of their own.
         goes_by_steps: files say that all but the last of so many layers have one.
         scales_inputs: shares are factors of the experts' inputs.
         has_adjugates: files say how many neighbours share another expert, how wide that is, and
@@ -79,6 +84,7 @@ class ExpertRule:
     halves_shared: bool = False
     reads_layer_input: bool = False
     has_gate_limits: bool = False
+    has_output_limits: bool = False
     is_optional: bool = False
     goes_by_tensors: bool = False
     goes_by_steps: bool = False
@@ -97,11 +103,23 @@ BIASED_RULE = ExpertRule(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class GateLimits:
+    """What goes into an activation at most, and the bound of what it multiplies; 0: none."""
+
+    gate: float
+    up: float
+
+
+NO_LIMITS = GateLimits(0.0, 0.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedForwardSizes:
     """Experts, experts of a token, the width of every layer's networks and of the shared expert.
 
-    The first ``n_dense_layers`` have one network. For the adjugates see ``DecoderConfig``.
+    The first ``n_dense_layers`` have one network. Where tensors say which layers have one, it has
+    the width of ``dense_ffn_dims``. For the adjugates see ``DecoderConfig``.
     """
 
     n_experts: int
@@ -114,10 +132,12 @@ class FeedForwardSizes:
     scale: float = 1.0
     n_groups: int = 1
     n_groups_used: int = 1
-    gate_limits: tuple[float, ...] = ()
+    gate_limits: tuple[GateLimits, ...] = ()
+    shared_limits: tuple[GateLimits, ...] = ()
     adjugate_dim: int = 0
     n_adjugate_sharers: int = 1
     adjugate_scale: float = 1.0
+    dense_ffn_dims: tuple[int, ...] = ()
     is_dense: tuple[bool, ...] = ()  # of every layer, where no number of first layers says so
 
     def halved(self) -> FeedForwardSizes:
@@ -187,8 +207,11 @@ def read_feed_forward(
         scale=_read_scale(keys) if rule.has_scales else 1.0,
         n_groups=n_groups,
         n_groups_used=n_groups_used,
-        gate_limits=_read_limits(keys) if rule.has_gate_limits else (),
+        **_read_all_limits(keys, rule),
         is_dense=is_dense,
+        dense_ffn_dims=keys.integers("feed_forward_length", maximum=MAX_WIDTH)
+        if rule.goes_by_tensors and rule.has_own_width
+        else (),
         **(_read_adjugates(keys, n_experts) if rule.has_adjugates else {}),
     )
 
@@ -205,15 +228,40 @@ def _read_adjugates(keys: ArchitectureKeys, n_experts: int) -> dict[str, Any]:
     return {"adjugate_dim": width, "n_adjugate_sharers": n_sharers, "adjugate_scale": scale}
 
 
-def _read_limits(keys: ArchitectureKeys) -> tuple[float, ...]:
+def _read_all_limits(keys: ArchitectureKeys, rule: ExpertRule) -> dict[str, Any]:
+    if rule.has_gate_limits:
+        limits = _read_limits(keys, LIMIT_KEY)
+        return {"gate_limits": tuple(GateLimits(limit, limit) for limit in limits)}
+    if not rule.has_output_limits:
+        return {}
+    names = {"gate_limits": LIMIT_KEY, "shared_limits": SHARED_LIMIT_KEY}
+    return {
+        name: tuple(GateLimits(_silu_input(limit), limit) for limit in _read_limits(keys, key))
+        for name, key in names.items()
+        if keys.has(key)
+    }
+
+
+def _read_limits(keys: ArchitectureKeys, key: str) -> tuple[float, ...]:
     """Of every layer; 0 for none."""
-    limits = keys.numbers(LIMIT_KEY)
+    limits = keys.numbers(key)
     if not all(0.0 <= limit < MAX_LIMIT for limit in limits):
         raise FormatError(
-            f"{keys.quoted(LIMIT_KEY)} must hold limits from 0 to {MAX_LIMIT:g}; the file is "
-            "damaged"
+            f"{keys.quoted(key)} must hold limits from 0 to {MAX_LIMIT:g}; the file is damaged"
         )
     return limits
+
+
+def _silu_input(output: float) -> float:
+    """Where SiLU is a number that is not negative: it grows from 0 on, and is negative below."""
+    low, high = 0.0, output + 1.0 if output else 0.0
+    for _ in range(80):
+        middle = (low + high) / 2.0
+        if middle < output * (1.0 + math.exp(-middle)):
+            low = middle
+        else:
+            high = middle
+    return high
 
 
 def _read_gate(keys: ArchitectureKeys, rule: ExpertRule) -> Literal["softmax", "sigmoid"]:

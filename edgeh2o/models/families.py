@@ -21,6 +21,7 @@ MODULES = (
     "deci",
     "deepseek",
     "deepseek2",
+    "dots3note",
     "ernie4_5",
     "eurobert",
     "exaone",
@@ -41,6 +42,7 @@ MODULES = (
     "granite",
     "granite_swa",
     "granitehybrid",
+    "graniteswitch",
     "grovemoe",
     "hrm_text",
     "hunyuan",
@@ -58,7 +60,9 @@ MODULES = (
     "mellum",
     "minicpm",
     "minicpm3",
+    "mimo2",
     "minimax_m2",
+    "minimax_m3",
     "mistral3",
     "modern_bert",
     "muse_glimmer",
@@ -88,6 +92,7 @@ MODULES = (
     "smallthinker",
     "smollm3",
     "stablelm",
+    "step35",
     "talkie",
 )
 

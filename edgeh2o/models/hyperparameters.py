@@ -10,9 +10,9 @@ from ..formats.metadata import Metadata
 from ..model_config import LayerConfig, NgramConfig, own_layers
 from ..option_fields import MAX_CONTEXT
 from ..rope_config import RopeConfig
-from .experts import MAX_WIDTH, ExpertRule, FeedForwardSizes, read_feed_forward
+from .experts import MAX_WIDTH, NO_LIMITS, ExpertRule, FeedForwardSizes, read_feed_forward
 from .hybrids import HybridRule, replace_attention, scan_sizes, ssd_sizes, wkv_sizes
-from .indexer import index_sizes, with_block_indexers, with_indexers
+from .indexer import index_sizes, with_block_indexers, with_head_indexers, with_indexers
 from .keys import ArchitectureKeys
 from .latent import LatentLayout, LatentRule, latent_sizes, read_latent
 from .mixed_streams import ngram_sizes, read_ngrams, read_streams, with_ngrams
@@ -64,6 +64,7 @@ class Hyperparameters:
     layers: tuple[LayerConfig, ...]
     model_dim: int
     head_dim: int
+    value_dim: int
     rotary_dim: int
     feed_forward: FeedForwardSizes
     vocab_size: int
@@ -115,6 +116,7 @@ class Hyperparameters:
     def sizes(self, layer: LayerConfig) -> Mapping[str, int]:
         """Named sizes that the shapes of a layer's tensors are declared in."""
         head_dim = layer.head_dim or self.head_dim
+        value_dim = layer.head_dim or self.value_dim
         return {
             "one": 1,
             "n_heads": layer.n_heads,
@@ -146,6 +148,8 @@ class Hyperparameters:
             "head_dim": head_dim,
             "q_dim": layer.n_heads * head_dim,
             "kv_dim": layer.n_kv_heads * head_dim,
+            "v_dim": layer.n_kv_heads * value_dim,
+            "out_dim": layer.n_heads * value_dim,
             "n_conv_taps": layer.n_conv_taps,
             "conv_in_dim": 3 * self.model_dim,
             "delta_conv_dim": layer.delta_head_dim
@@ -161,10 +165,12 @@ class Hyperparameters:
             **index_sizes(layer),
             "gated_q_dim": 2 * layer.n_heads * head_dim,
             "qk_dim": (layer.n_heads + layer.n_kv_heads) * head_dim,
-            "qkv_dim": (layer.n_heads + 2 * layer.n_kv_heads) * head_dim,
+            "qkv_dim": (layer.n_heads + layer.n_kv_heads) * head_dim + layer.n_kv_heads * value_dim,
             "gate_up_dim": 2 * layer.ffn_dim,
             "shared_gate_up_dim": 2 * self.feed_forward.shared_ffn_dim,
-            **latent_sizes(self.latent.heads if self.latent else None, layer.n_heads),
+            **latent_sizes(
+                layer.latent or (self.latent.heads if self.latent else None), layer.n_heads
+            ),
         }
 
 
@@ -180,6 +186,7 @@ def read_hyperparameters(
     streams: StreamRule | None = None,
     mixes_streams: bool = False,
     scores_blocks: bool = False,
+    chooses_by_head: bool = False,
     hybrid: HybridRule | None = None,
     has_drafting_layers: bool = False,
     latent: LatentRule | None = None,
@@ -189,6 +196,7 @@ def read_hyperparameters(
     has_two_stacks: bool = False,
     is_causal: bool = True,
     has_token_types: bool = False,
+    has_other_values: bool = False,
 ) -> Hyperparameters:
     """Reads ``<architecture>.*`` keys. Raises ``FormatError`` that names the key and its range."""
     n_layers = metadata.get_int(f"{architecture}.block_count", minimum=1, maximum=MAX_LAYERS)
@@ -221,21 +229,33 @@ def read_hyperparameters(
         layers = tuple(
             replace(layer, has_rope=layer.has_rope or layer.is_dense) for layer in layers
         )
-    if feed_forward.gate_limits:
-        layers = tuple(
-            replace(layer, gate_limit=limit)
-            for layer, limit in zip(layers, feed_forward.gate_limits, strict=True)
-        )
+    layers = _with_limits(layers, feed_forward)
     model_dim = keys.integer("embedding_length", maximum=MAX_WIDTH)
     n_heads = next((layer.n_heads for layer in layers if layer.n_heads), 0)
     layout = read_latent(keys, latent, model_dim, n_heads) if latent else None
     if layout is not None:
-        head_dim = layout.heads.row_dim
+        head_dim = value_dim = layout.heads.row_dim
         layers = tuple(replace(layer, n_kv_heads=min(layer.n_heads, 1)) for layer in layers)
+        if sliding := layout.sliding:
+            layers = tuple(
+                replace(
+                    layer,
+                    latent=sliding,
+                    head_dim=sliding.row_dim,
+                    attention_scale=sliding.head_dim**-0.5,
+                )
+                if layer.window
+                else layer
+                for layer in layers
+            )
         if layout.index is not None:
             layers = with_indexers(keys, layout.index, layout.heads, layers)
     else:
-        head_dim = _read_head_dim(keys, model_dim, n_heads) if n_heads else 0
+        head_dim = value_dim = 0
+        if n_heads:
+            head_dim, value_dim = _read_head_dims(
+                keys, model_dim, n_heads, may_differ=has_other_values
+            )
     rotary_dim = _read_rotary_dim(keys, "rope.dimension_count", head_dim) if head_dim else 0
     sliding_rotary_dim = rotary_dim
     if windows is not None and windows.has_own_heads:
@@ -249,6 +269,13 @@ def read_hyperparameters(
         sliding_rotary_dim = _read_rotary_dim(
             keys, "rope.dimension_count_swa", head_dim, default=rotary_dim
         )
+    if windows is not None and windows.halves_full_rotary:
+        if rotary_dim % 4:
+            raise FormatError(
+                f"{keys.quoted('rope.dimension_count')} is {rotary_dim}, half of which is rotated "
+                "in layers without a window, and must be even"
+            )
+        rotary_dim //= 2
     if shares_kv:
         # Of Gemma 3n all files say: without the key a wrong answer would look like one.
         layers = _share_kv(keys, layers, default=None if streams is not None else 0)
@@ -256,6 +283,8 @@ def read_hyperparameters(
         layers = with_cutoffs(keys, streams, layers)
     if scores_blocks:
         layers = with_block_indexers(keys, rotary_dim, layers)
+    if chooses_by_head:
+        layers = with_head_indexers(keys, rotary_dim, layers)
     vocab_size = _read_vocab_size(keys)
     n_streams, stream_rank = read_streams(keys) if mixes_streams else (0, 0)
     ngrams = read_ngrams(keys, layers, model_dim, vocab_size) if mixes_streams else None
@@ -273,6 +302,7 @@ def read_hyperparameters(
         has_two_states=has_two_stacks,
         model_dim=model_dim,
         head_dim=head_dim,
+        value_dim=value_dim,
         rotary_dim=rotary_dim,
         feed_forward=feed_forward,
         vocab_size=vocab_size,
@@ -339,6 +369,28 @@ def _read_layers(
     return layers if hybrid is None else replace_attention(keys, hybrid, layers)
 
 
+def _with_limits(
+    layers: tuple[LayerConfig, ...], feed_forward: FeedForwardSizes
+) -> tuple[LayerConfig, ...]:
+    """With the limits of gates; networks in the place of experts have those of shared ones."""
+    of_experts = feed_forward.gate_limits or (NO_LIMITS,) * len(layers)
+    of_shared = feed_forward.shared_limits or (NO_LIMITS,) * len(layers)
+    limited = []
+    for layer, own, shared in zip(layers, of_experts, of_shared, strict=True):
+        if layer.is_dense:
+            own, shared = shared, NO_LIMITS
+        limited.append(
+            replace(
+                layer,
+                gate_limit=own.gate,
+                up_limit=own.up,
+                shared_gate_limit=shared.gate,
+                shared_up_limit=shared.up,
+            )
+        )
+    return tuple(limited)
+
+
 def _check_causality(keys: ArchitectureKeys, *, is_causal: bool) -> None:
     says_causal = keys.metadata.get_bool(keys.full(CAUSAL_KEY), default=is_causal)
     if is_causal and not says_causal:
@@ -354,7 +406,10 @@ def _check_causality(keys: ArchitectureKeys, *, is_causal: bool) -> None:
         )
 
 
-def _read_head_dim(keys: ArchitectureKeys, model_dim: int, n_heads: int) -> int:
+def _read_head_dims(
+    keys: ArchitectureKeys, model_dim: int, n_heads: int, *, may_differ: bool
+) -> tuple[int, int]:
+    """Of keys and of values."""
     if not keys.has("attention.key_length") and model_dim % n_heads:
         raise FormatError(
             f"{keys.quoted('embedding_length')} is {model_dim}, which does not divide by "
@@ -365,7 +420,7 @@ def _read_head_dim(keys: ArchitectureKeys, model_dim: int, n_heads: int) -> int:
         "attention.key_length", maximum=MAX_HEAD_DIM, default=model_dim // n_heads
     )
     value_dim = keys.integer("attention.value_length", maximum=MAX_HEAD_DIM, default=head_dim)
-    if value_dim != head_dim:
+    if value_dim != head_dim and not may_differ:
         raise FormatError(
             f"{keys.quoted('attention.value_length')} is {value_dim}, but heads whose values "
             f"differ in size from their keys ({head_dim}) are not supported"
@@ -375,7 +430,7 @@ def _read_head_dim(keys: ArchitectureKeys, model_dim: int, n_heads: int) -> int:
             f"the head size {head_dim} ({keys.quoted('attention.key_length')} or embedding_length "
             "/ head_count) must be even"
         )
-    return head_dim
+    return head_dim, value_dim
 
 
 def _read_rotary_dim(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..errors import FormatError
 from ..formats.metadata import Metadata, quote
 
@@ -67,8 +69,23 @@ class ArchitectureKeys:
         name = self.full(key)
         if isinstance(self.metadata.get(name, 0.0), (int, float, str)):
             return (self.metadata.get_float(name),) * self.n_layers
-        array = self.metadata.get_array(name, kinds="f", length=self.n_layers)
-        return tuple(float(number) for number in array.tolist())
+        return tuple(float(number) for number in self._entries(key, "f"))
+
+    def flags(self, key: str) -> tuple[bool, ...]:
+        """Of an array with an entry per layer, which some converters write as 0 and 1."""
+        entries = self._entries(key, "biu")
+        if any(entry not in (0, 1) for entry in entries):
+            raise FormatError(
+                f"{self.quoted(key)} must say yes or no of every layer; the file is damaged"
+            )
+        return tuple(map(bool, entries))
+
+    def _entries(self, key: str, kinds: str) -> list[Any]:
+        """Those of an array, which may have more for layers behind these."""
+        array = self.metadata.get_array(self.full(key), kinds=kinds)
+        if len(array) not in (self.n_layers, self.n_layers + self.n_more):
+            self.metadata.get_array(self.full(key), length=self.n_layers, kinds=kinds)
+        return list(array.tolist()[: self.n_layers])
 
     def number(
         self, key: str, *, above: float, below: float, default: float | None = None

@@ -27,19 +27,28 @@ class LatentRule:
     Attributes:
         has_lengths: files may name the sizes of heads apart from those of the cached rows, and then
             have matrices per head.
+        has_sliding_heads: layers with a window have heads of other sizes, which files give.
+        norms_keys: the part of keys that is rotated has a norm.
         index: None: queries read everything; else layers have indexers.
     """
 
     has_lengths: bool = True
+    has_sliding_heads: bool = False
+    norms_keys: bool = False
     index: IndexRule | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentLayout:
-    """The heads of a file, whether it has matrices per head, and its indexers."""
+    """The heads of a file, whether it has matrices per head, and its indexers.
+
+    ``sliding`` are the heads of layers with a window, if they are others.
+    """
 
     heads: LatentHeads
     is_per_head: bool
+    sliding: LatentHeads | None = None
+    norms_keys: bool = False
     index: IndexRule | None = None
 
 
@@ -50,6 +59,7 @@ def latent_sizes(latent: LatentHeads | None, n_heads: int) -> Mapping[str, int]:
     return {
         "latent_rank": latent.rank,
         "latent_q_rank": latent.q_rank,
+        "latent_rope_dim": latent.rope_dim,
         "latent_row_dim": latent.row_dim,
         "latent_head_dim": latent.head_dim,
         "latent_nope_dim": latent.nope_dim,
@@ -94,4 +104,24 @@ def read_latent(
         rope_dim=rope_dim,
         value_dim=value_dim,
     )
-    return LatentLayout(heads=heads, is_per_head=is_per_head, index=rule.index)
+    return LatentLayout(
+        heads=heads,
+        is_per_head=is_per_head,
+        sliding=_read_sliding(keys, heads) if rule.has_sliding_heads else None,
+        norms_keys=rule.norms_keys,
+        index=rule.index,
+    )
+
+
+def _read_sliding(keys: ArchitectureKeys, heads: LatentHeads) -> LatentHeads:
+    """Those of layers with a window."""
+    head_dim = keys.integer(
+        f"{KEY_LENGTH}_swa", minimum=heads.rope_dim + 1, maximum=2 * MAX_PART_DIM
+    )
+    return LatentHeads(
+        rank=keys.integer("attention.kv_lora_rank_swa", maximum=MAX_RANK),
+        q_rank=heads.q_rank,
+        nope_dim=head_dim - heads.rope_dim,
+        rope_dim=heads.rope_dim,
+        value_dim=keys.integer(f"{VALUE_LENGTH}_swa", maximum=MAX_PART_DIM),
+    )

@@ -23,6 +23,11 @@ _ROW = (
     ),
     tensor("blk.{layer}.attn_kv_a_norm.weight", "latent_rank"),
 )
+# Of the part that is rotated.
+_KEY_NORM = replace(
+    tensor("blk.{layer}.attn_k_norm.weight", "latent_rope_dim", rotated=True),
+    head_of="latent_rope_dim",
+)
 _QUERIES_OF_INPUT = (
     tensor(
         "blk.{layer}.attn_q.weight",
@@ -98,4 +103,5 @@ def latent_tensors(layout: LatentLayout) -> tuple[TensorRule, ...]:
     products = _PER_HEAD if layout.is_per_head else _OF_ALL_HEADS
     index = layout.index
     indexer = () if index is None else _index_tensors(is_interleaved=index.is_interleaved)
-    return (*_ROW, *queries, *products, _OUTPUT, *indexer)
+    key_norm = (_KEY_NORM,) if layout.norms_keys else ()
+    return (*_ROW, *key_norm, *queries, *products, _OUTPUT, *indexer)

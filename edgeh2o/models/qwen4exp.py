@@ -16,17 +16,6 @@ from .mixed_stream_tensors import NGRAMS, STREAM_MIXERS
 from .qwen35 import DELTA_NET, GATED_ATTENTION, QWEN_EXPERTS
 from .rope import RopeRule
 from .spec import ArchitectureSpec, register_architecture
-from .tensors import tensor, tensors_of
-
-_INDEXER = tensors_of(
-    "indexer",
-    (
-        tensor("blk.{layer}.indexer.q_proj.weight", "model_dim", "index_q_dim"),
-        tensor("blk.{layer}.indexer.k_proj.weight", "model_dim", "index_key_dim"),
-        tensor("blk.{layer}.indexer.q_norm.weight", "index_key_dim"),
-        tensor("blk.{layer}.indexer.k_norm.weight", "index_key_dim"),
-    ),
-)
 
 register_architecture(
     ArchitectureSpec(
@@ -45,7 +34,7 @@ register_architecture(
             *(rule for rule in blocks.EMBEDDINGS if rule.name != "output_norm.weight"),
             *STREAM_MIXERS,
             *GATED_ATTENTION,
-            *_INDEXER,
+            *blocks.INDEXER,
             *DELTA_NET,
             *NGRAMS,
             *QWEN_EXPERTS,

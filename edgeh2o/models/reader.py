@@ -24,6 +24,7 @@ from .experts import (
     ROUTER_TENSOR,
     SCALE_KEYS,
     SHARED_KEY,
+    SHARED_LIMIT_KEY,
     STEP_KEY,
 )
 from .hybrids import HEAD_NORM_TENSOR, NORMS_KEY
@@ -36,6 +37,7 @@ from .hyperparameters import (
 from .joined import bind_joined
 from .key_biases import mark_key_biases
 from .mixed_streams import TABLE_TENSOR, find_table
+from .own_adapters import own_updates, read_adapters
 from .passes import LOOPS_KEY
 from .ranking import read_ranking
 from .refusals import refuse_unread
@@ -53,6 +55,7 @@ from .spec import ArchitectureSpec, find_architecture
 from .tensors import TensorBinding
 
 _IMATRIX = "imatrix"
+SINKS_TENSOR = "blk.{layer}.attn_sinks.weight"
 OUTPUT_TENSOR, OUTPUT_BIAS = "output.weight", "output.bias"
 TYPES_TENSOR = "token_types.weight"
 FIRST_NORM = "blk.0.attn_norm.weight"
@@ -82,6 +85,8 @@ def read_model(
             shape = _mark_dense(gguf, shape)
         if spec.hybrid is not None and spec.hybrid.mixer == "rwkv7":
             shape = _mark_head_norms(gguf, shape)
+        if spec.has_sinks:
+            shape = _mark_sinks(gguf, shape, is_required=spec.has_sinks is True)
         if spec.has_optional_first_norm and FIRST_NORM not in gguf.tensors:
             first, *others = shape.layers
             shape = replace(shape, layers=(replace(first, has_mixer_norm=False), *others))
@@ -109,6 +114,7 @@ def read_model(
                 *ranking,
                 *modules,
                 *_unread(spec, shape),
+                *(own_updates(gguf.tensors) if spec.chooses_adapters else ()),
             ],
         )
         if cause := check_logit_scaling(shape.rope_scaling):
@@ -120,6 +126,7 @@ def read_model(
             **_depth_scales(spec, shape),
             **_read_scales(gguf.metadata, spec),
             fingerprint=fingerprint_weights(gguf),
+            **(read_adapters(gguf, spec.name, shape.vocab_size) if spec.chooses_adapters else {}),
         )
         return mark_key_biases(config, gguf, bindings), bindings
     except FormatError as error:
@@ -140,12 +147,28 @@ def _unread(spec: ArchitectureSpec, shape: Hyperparameters) -> list[str]:
 
 def _mark_dense(gguf: ModelTensors, shape: Hyperparameters) -> Hyperparameters:
     """Layers that have no router are dense."""
-    layers = enumerate(shape.layers)
+    widths = shape.feed_forward.dense_ffn_dims
+    layers = []
+    for i, layer in enumerate(shape.layers):
+        if ROUTER_TENSOR.format(layer=i) not in gguf.tensors:
+            layer = replace(layer, is_dense=True, ffn_dim=widths[i] if widths else layer.ffn_dim)
+        layers.append(layer)
+    return replace(shape, layers=tuple(layers))
+
+
+def _mark_sinks(
+    gguf: ModelTensors, shape: Hyperparameters, *, is_required: bool
+) -> Hyperparameters:
+    """Layers with attention have sinks, or only those that have a tensor of them."""
     return replace(
         shape,
         layers=tuple(
-            replace(layer, is_dense=ROUTER_TENSOR.format(layer=i) not in gguf.tensors)
-            for i, layer in layers
+            replace(
+                layer,
+                has_sinks=layer.n_heads > 0
+                and (is_required or SINKS_TENSOR.format(layer=i) in gguf.tensors),
+            )
+            for i, layer in enumerate(shape.layers)
         ),
     )
 
@@ -262,8 +285,9 @@ def make_config(
         attention_scale=(spec.attention_scale or 1.0 / math.sqrt(logit_dim or 1))
         * logit_factor(shape.rope_scaling),
         latent=latent,
+        has_latent_key_norm=shape.latent is not None and shape.latent.norms_keys,
         norms_values=spec.norms_values,
-        has_sinks=spec.has_sinks,
+        value_dim=0 if shape.value_dim == shape.head_dim else shape.value_dim,
         token_input_dim=shape.token_input_dim,
         token_input_rows=shape.token_input_rows,
         has_output_scale=spec.has_output_scale,
@@ -350,12 +374,14 @@ def _read_frequencies(
     gguf: ModelTensors, spec: ArchitectureSpec, shape: Hyperparameters
 ) -> dict[str, Any]:
     """The tables of RoPE frequencies of ``DecoderConfig``."""
-    n_pairs = shape.rotary_dim // 2
+    n_pairs = n_stored = shape.rotary_dim // 2
+    if spec.windows is not None and spec.windows.halves_full_rotary:
+        n_stored = max(n_pairs, shape.sliding_rotary_dim // 2)
     if _is_rope_off(gguf, spec):
         return {"rope_inv_freq": (0.0,) * n_pairs}
 
     def frequencies(factors: str | None) -> tuple[float, ...]:
-        divisors = read_factors(gguf, factors, n_pairs) if factors else ()
+        divisors = read_factors(gguf, factors, n_pairs, n_stored=n_stored) if factors else ()
         return inverse_frequencies(shape.rotary_dim, shape.rope_base, shape.rope_scaling, divisors)
 
     short, long = spec.long_rope_factors or (None, None)
@@ -401,7 +427,9 @@ def _optional_keys(spec: ArchitectureSpec) -> set[str]:
         SHARED_KEY: spec.experts is not None and spec.experts.shared not in ("none", "dense"),
         DENSE_KEY: spec.experts is not None and spec.experts.has_dense_layers,
         STEP_KEY: spec.experts is not None and spec.experts.goes_by_steps,
-        LIMIT_KEY: spec.experts is not None and spec.experts.has_gate_limits,
+        LIMIT_KEY: spec.experts is not None
+        and (spec.experts.has_gate_limits or spec.experts.has_output_limits),
+        SHARED_LIMIT_KEY: spec.experts is not None and spec.experts.has_output_limits,
         GATE_KEY: spec.experts is not None and spec.experts.gate != "softmax",
         **dict.fromkeys(SCALE_KEYS, spec.experts is not None and spec.experts.has_scales),
     }

@@ -16,6 +16,7 @@ _NEUTRAL: Mapping[str, tuple[float, ...]] = {
     "attention.scale": (0.0,),
     "attention.shared_kv_layers": (0.0,),
     "attention.temperature_scale": (0.0,),
+    "attention.value_scale": (0.0, 1.0),
     "attn_logit_softcapping": (0.0,),
     "embedding_length_per_layer_input": (0.0,),
     "embedding_scale": (0.0, 1.0),

@@ -304,20 +304,24 @@ def changed_scaling(
     return changed, max(1, min(reached, MAX_CONTEXT))
 
 
-def read_factors(gguf: ModelTensors, name: str, n_pairs: int) -> tuple[float, ...]:
+def read_factors(
+    gguf: ModelTensors, name: str, n_pairs: int, *, n_stored: int | None = None
+) -> tuple[float, ...]:
     """A table of frequency divisors, one per pair; empty if the file has no such tensor.
 
+    The first ones of ``n_stored``, where others have more pairs than these.
     Raises ``FormatError`` for another shape and for an entry that cannot be one (NaN, 0, huge).
     """
     info = gguf.tensors.get(name)
     if info is None:
         return ()
-    if info.shape != (n_pairs,) or info.type_name != "F32":
+    n_stored = n_stored or n_pairs
+    if info.shape != (n_stored,) or info.type_name != "F32":
         raise FormatError(
             f"tensor {quote(name)} is {info.type_name} of shape {list(info.shape)}, but RoPE "
-            f"factors must be F32 of shape {[n_pairs]} (half of rope.dimension_count)"
+            f"factors must be F32 of shape {[n_stored]} (half of rope.dimension_count)"
         )
-    factors: tuple[float, ...] = struct.unpack(f"<{n_pairs}f", gguf.tensor_bytes(info))
+    factors: tuple[float, ...] = struct.unpack(f"<{n_stored}f", gguf.tensor_bytes(info))
     low, high = FACTOR_RANGE
     for index, factor in enumerate(factors):
         if not low <= factor <= high:
@@ -325,7 +329,7 @@ def read_factors(gguf: ModelTensors, name: str, n_pairs: int) -> tuple[float, ..
                 f"tensor {quote(name)}: entry {index} is {factor:g}, but a RoPE factor must be "
                 f"from {low:g} to {high:g}; the file is damaged"
             )
-    return factors
+    return factors[:n_pairs]
 
 
 def half_split_row_order(

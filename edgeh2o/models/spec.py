@@ -75,18 +75,25 @@ class ArchitectureSpec:
         depth_scales: scales that follow from width and depth, which files do not say; None: none.
         attention_scale: factor of attention logits; None: one over the root of the head size.
         norms_embeddings, has_embedding_norm, has_output_norm, post_norm_eps, norms_values,
-            has_sinks, has_output_scale: see ``DecoderConfig``.
+            has_output_scale: see ``DecoderConfig``.
         has_sub_norms, has_head_gains, output_gate, head_gate: see there too.
+        has_sinks: all heads have sinks, or, if it is "optional", those of layers whose tensors say
+            so.
+        has_other_values: values of heads may differ in size from their keys.
         shares_kv: the last layers may read the keys and values of others.
         has_token_inputs: layers may have inputs of their own per token.
         streams: None: every token has one residual stream.
         mixes_streams: every token has several, which are mixed before every branch, and n-grams may
             be looked up for them.
         scores_blocks: layers with attention may have an indexer that scores blocks of tokens.
+        chooses_by_head: layers with experts have one that chooses blocks for every KV head.
+        chooses_adapters: files have adapters, which tokens choose.
         has_drafting_layers: files may have layers behind the last that guess tokens ahead. Nothing
             that they compute goes into the answer.
         can_draft: where there is one such layer, with attention, it may do so; else they are left
             out.
+        drafts_as_first: it is as the first layer, with one network, as no key says; else as the
+            last one that attends.
         has_token_types: files may have vectors for types of tokens, of which the first is taken.
         ranking: how files rank documents that have the matrices for it; None: they have none.
         has_dense_modules: files may have matrices that vectors are multiplied with.
@@ -141,7 +148,8 @@ class ArchitectureSpec:
     depth_scales: DepthScales | None = None
     attention_scale: float | None = None
     norms_values: bool = False
-    has_sinks: bool = False
+    has_sinks: bool | Literal["optional"] = False
+    has_other_values: bool = False
     has_output_scale: bool = False
     has_sub_norms: bool = False
     has_head_gains: bool = False
@@ -152,8 +160,11 @@ class ArchitectureSpec:
     streams: StreamRule | None = None
     mixes_streams: bool = False
     scores_blocks: bool = False
+    chooses_by_head: bool = False
+    chooses_adapters: bool = False
     has_drafting_layers: bool = False
     can_draft: bool = False
+    drafts_as_first: bool = False
     ranking: RankRule | None = None
     has_dense_modules: bool = False
     has_position_table: bool = False
@@ -183,6 +194,7 @@ class ArchitectureSpec:
             streams=self.streams,
             mixes_streams=self.mixes_streams,
             scores_blocks=self.scores_blocks,
+            chooses_by_head=self.chooses_by_head,
             hybrid=self.hybrid,
             has_drafting_layers=self.has_drafting_layers,
             latent=self.latent,
@@ -192,6 +204,7 @@ class ArchitectureSpec:
             has_two_stacks=self.has_two_stacks,
             is_causal=self.is_causal,
             has_token_types=self.has_token_types,
+            has_other_values=self.has_other_values,
         )
         if (depth := len(shape.layers)) in self.refused_depths:
             raise FormatError(

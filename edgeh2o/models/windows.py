@@ -29,6 +29,7 @@ class SlidingWindows:
         has_own_heads: heads of layers with a window have another size, which the file gives, and a
             rotary embedding of their own, without the tensors of the others.
         has_own_rotary_dim: files may say how much of a head is rotated in layers with a window.
+        halves_full_rotary: layers without one rotate half of what files say.
         rope_base: base of the rotary embedding in layers with a window; None: that of the model.
         has_plain_rope: RoPE scaling is only for the layers with full attention.
         is_chunked: a query sees the chunk of so many positions that it is in, up to its own. Files
@@ -44,6 +45,7 @@ class SlidingWindows:
     is_required: bool = False
     has_own_heads: bool = False
     has_own_rotary_dim: bool = False
+    halves_full_rotary: bool = False
     rope_base: float | None = None
     has_plain_rope: bool = False
     is_chunked: bool = False
@@ -90,13 +92,12 @@ def read_windows(keys: ArchitectureKeys, rule: SlidingWindows | None) -> tuple[i
 
 
 def _read_pattern(keys: ArchitectureKeys, rule: SlidingWindows) -> tuple[bool, ...]:
-    """An array of booleans, one per layer, or the period of an alternating pattern."""
+    """An array with an entry per layer, or the period of an alternating pattern."""
     import numpy as np  # here, because the weights are being read before it is imported
 
     name = keys.full(PATTERN_KEY)
     if isinstance(keys.metadata.get(name), np.ndarray):
-        pattern = keys.metadata.get_array(name, kinds="b", length=keys.n_layers)
-        return tuple(pattern.tolist())
+        return keys.flags(PATTERN_KEY)
     period = keys.metadata.get_int(name, default=rule.full_every, minimum=0, maximum=MAX_PERIOD)
     full = 0 if rule.is_full_first else period - 1
     return tuple(period == 0 or layer % period != full for layer in range(keys.n_layers))

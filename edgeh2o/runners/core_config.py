@@ -30,11 +30,10 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
     if not all(layer.has_rope for layer in config.layers):
         ropes.append({"inv_freq": (0.0,) * len(config.rope_inv_freq)})
     shared = {
-        "attention_scale": config.attention_scale,
         "attention_soft_cap": config.attention_soft_cap,
         "qk_norm": config.qk_norm,
         "qk_norm_after_rope": config.qk_norm_after_rope,
-        "has_sinks": config.has_sinks,
+        "value_scale": config.value_scale,
         "norms_values": config.norms_values,
         "output_gate": config.output_gate,
         "head_gate": config.head_gate,
@@ -76,6 +75,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
     if config.latent is not None:
         sizes = asdict(config.latent)
         shared |= {"values_are_keys": True, **{f"latent_{k}": v for k, v in sizes.items()}}
+        shared["has_latent_key_norm"] = config.has_latent_key_norm
     # Most are alike, and it takes as long to describe one as to have the core read it.
     kinds = dict.fromkeys(config.layers)
     layers = {layer: {**shared, **_core_layer(layer, config)} for layer in kinds}
@@ -104,7 +104,9 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
             has_output_bias=config.has_output_bias,
             token_input_rows=config.token_input_rows,
             update_rank=config.update_rank,
-            adapter_scales=config.adapter_scales,
+            adapter_scales=config.adapter_scales or (0.0,) * len(config.adapter_tokens),
+            adapter_tokens=config.adapter_tokens,
+            adapter_gain=config.adapter_gain,
             has_streams=config.has_streams,
             n_streams=config.n_streams,
             stream_rank=config.stream_rank,
@@ -128,10 +130,15 @@ def _core_layer(layer: LayerConfig, config: DecoderConfig) -> dict[str, Any]:
     fields |= {f"xielu_{name}": value for name, value in fields.pop("xielu").items()}
     if layer.gate_cutoff is None:
         del fields["gate_cutoff"]
+    if own := fields.pop("latent"):
+        fields |= {f"latent_{name}": value for name, value in own.items()}
+    fields["attention_scale"] = layer.attention_scale or config.attention_scale
     head_dim = fields.pop("head_dim") or config.head_dim
-    fields["key_dim"] = fields["value_dim"] = head_dim if layer.n_heads else 0
+    value_dim = layer.head_dim or config.value_dim or config.head_dim
+    fields["key_dim"] = head_dim if layer.n_heads else 0
+    fields["value_dim"] = value_dim if layer.n_heads else 0
     if config.latent is not None and not layer.n_heads:
-        fields.update(values_are_keys=False, latent_rank=0)
+        fields.update(values_are_keys=False, latent_rank=0, has_latent_key_norm=False)
     if fields.pop("is_dense") or not layer.ffn_dim:
         ffn = "gated" if layer.ffn_dim else "none"
         fields.update(ffn=ffn, n_experts=0, n_experts_used=0, has_expert_bias=False)

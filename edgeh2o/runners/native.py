@@ -16,6 +16,7 @@ from ..errors import FormatError, ResourceError, UsageError
 from ..formats.fingerprint import with_adapters
 from ..formats.gguf import GgufFile
 from ..model_config import DecoderConfig
+from ..models.lora import add_updates
 from ..models.mixed_streams import TABLE_TENSOR
 from ..rope_config import ROPE_OF_FILE, RopeConfig
 from .base import SessionShape
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from ..attention.base import SparseAttentionConfig
     from ..lora_config import LoraAdapter
+    from ..models.own_adapters import OwnAdapters
     from ..tokenizer import Tokenizer
     from .adapters import Adapters
     from .drafting_layer import DraftingLayer, DraftingLayerFile, LentLayersFile
@@ -52,7 +54,10 @@ class NativeModelFile(GgufModelFile):
         super().__init__(path, rope)
         self._packed_weights = packed_weights
         self._adapters: Adapters | None = None
-        if lora:
+        self._own_adapters: OwnAdapters | None = None
+        if self.config.adapter_tokens:
+            self._open_own_adapters(lora)
+        elif lora:
             from .adapters import Adapters
 
             try:
@@ -64,6 +69,22 @@ class NativeModelFile(GgufModelFile):
                 self.config, update_rank=self._adapters.rank, adapter_scales=self._adapters.scales
             )
             self.n_weight_bytes += self._adapters.n_bytes
+
+    def _open_own_adapters(self, lora: Sequence[LoraAdapter]) -> None:
+        """Those of the file itself, which its tokens choose."""
+        from ..models.own_adapters import OwnAdapters
+
+        try:
+            if lora:
+                raise UsageError(
+                    f"{self.path} has adapters of its own, which tokens choose, and takes no "
+                    "others (--lora)"
+                )
+            self._own_adapters = OwnAdapters(self._gguf, self.config, self._bindings)
+        except BaseException:
+            self._gguf.close()
+            raise
+        self.n_weight_bytes += self._own_adapters.n_bytes
 
     def __exit__(self, *exception: object) -> None:
         if self._adapters is not None:
@@ -119,6 +140,8 @@ class NativeModelFile(GgufModelFile):
                 kept.write()
         if self._adapters is not None:
             self._adapters.add_to(core_model)
+        if self._own_adapters is not None:
+            add_updates(core_model, self._own_adapters.updates)
         return NativeModel(core_model, self, tokenizer)
 
     def _set_ngram_rows(self, core_model: _core.Model) -> None:

@@ -112,10 +112,14 @@ def test_right_guesses_spare_calls(right: LLM, prompt: list[int], draft_tokens: 
     )
 
 
-@pytest.mark.parametrize("architecture", ["glm4moe", "hy_v3", "bailingmoe2", "deepseek2"])
+@pytest.mark.parametrize(
+    "architecture", ["glm4moe", "hy_v3", "bailingmoe2", "deepseek2", "exaone-moe"]
+)
 def test_layers_of_mixtures(architecture: str, prompt: list[int], tmp_path: Path) -> None:
     """With experts, where the first layer has none: right guesses, then those of random weights."""
     options = {**OPTIONS, "architecture": architecture, "tied": False}
+    if architecture == "exaone-moe":
+        options["sliding_window"] = 40
     start, greedy = [*prompt[:-1], 5], {"temperature": 0.0, "ignore_eos": True}
     sampling = SamplingParams(**greedy, max_tokens=31, draft_tokens="5", lookup="off")
     with _open(write_tiny_model(tmp_path / "right.gguf", edit=say_the_next, **options)) as llm:

@@ -41,6 +41,39 @@ MODELS = {
         **{"architecture": "rwkv6qwen2", "n_wkv_kv_heads": 0, "has_wkv_biases": False},
     },
     "arwkv7-bare": {"architecture": "arwkv7", "wkv_gate_rank": 0, "has_wkv_norms": False},
+    "mimo2": {
+        **{"architecture": "mimo2", "n_layers": 3, "n_kv_heads": (2, 4, 1), "value_dim": 8},
+        **{"sliding_window": NARROW, "rotary_dim": 8},
+    },
+    "mimo2-wide": {
+        **{"architecture": "mimo2", "n_layers": 4, "sliding_window": WIDE, "n_dense_layers": 2},
+        "is_fused": True,
+    },
+    "step35": {
+        **{"architecture": "step35", "n_layers": 4, "n_heads": (4, 2, 4, 2), "tied": False},
+        **{"sliding_window": NARROW, "sliding_window_pattern": 2, "shared_ffn_dim": 80},
+    },
+    "step35-plain": {
+        **{"architecture": "step35", "n_layers": 3, "sliding_window": WIDE, "has_qk_norm": False},
+        **{"rotary_dim": 8, "rotary_dim_sliding": 8},
+    },
+    "minimax-m3": {"architecture": "minimax-m3", "n_layers": 3, "rotary_dim": 8},
+    "minimax-m3-wide": {
+        **{"architecture": "minimax-m3", "n_kv_heads": 4, "index_block_tokens": 6, "tied": False},
+        **{"index_local_blocks": 2, "n_dense_layers": 0, "index_key_dim": 16, "index_top_k": 30},
+    },
+    "graniteswitch-one": {
+        **{"architecture": "graniteswitch", "adapter_tokens": ((9, 9),), "adapter_rank": 12},
+        "tied": False,
+    },
+    "dots3note": {
+        **{"architecture": "dots3note", "n_layers": 4, "sliding_window": NARROW},
+        "n_heads": (4, 2, 4, 4),
+    },
+    "dots3note-alone": {
+        **{"architecture": "dots3note", "n_layers": 3, "sliding_window": WIDE, "tied": False},
+        **{"sliding_window_pattern": 2, "n_shared_experts": 2},
+    },
     "phi3": {"architecture": "phi3", "rotary_dim": 12},
     "plm": {"architecture": "plm", "q_rank": 0},
     "deepseek2-groups": {
@@ -223,6 +256,7 @@ NO_SPARSE = (
     *("gpt-oss", "deepseek32", "glm-dsa", "mamba", "mamba2", "llama4"),
     *("rwkv6", "rwkv6qwen2", "rwkv6qwen2-plain", "rwkv7", "arwkv7", "arwkv7-bare"),
     *("granite_swa", "granite_swa-shared", "granite_swa-dense", "qwen4exp", "qwen4exp-tokens"),
+    *("minimax-m3", "minimax-m3-wide", "dots3note", "dots3note-alone"),
 )
 
 

@@ -26,6 +26,8 @@ OPTIONS: dict[str, dict[str, object]] = {
     "glm4moe": {"n_layers": 2, "rotary_dim": 16, "n_shared_experts": 1},
     "hy_v3": {"n_layers": 2},
     "bailingmoe2": {"n_layers": 2, "n_shared_experts": 2},
+    # With a window and one network, as the first layer.
+    "exaone-moe": {"n_layers": 3, "sliding_window": 20, "shared_ffn_dim": 80},
     "deepseek2": {"n_layers": 2, "q_rank": 64, "kv_rank": 64, "nope_dim": 32, "value_dim": 32},
 }
 # Rounding chooses other experts now and then.

@@ -17,6 +17,7 @@ from tests.tiny_models import TinyModelFactory
 
 SHAPE = {"model_dim": 64, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16, "ffn_dim": 96}
 OPTIONS: dict[str, dict[str, object]] = {
+    "dots3note": {"n_layers": 3, "sliding_window": 20},
     "exaone-moe": {"n_layers": 4, "sliding_window": 20},
     "exaone4": {"n_layers": 4, "sliding_window": 20},
     "gemma3n": {
@@ -32,18 +33,19 @@ OPTIONS: dict[str, dict[str, object]] = {
     "granitemoe": {"shared_ffn_dim": 80},
     "hrm_text": {"n_layers": 1, "n_low_cycles": 2},
     "llama4": {"n_layers": 5, "sliding_window": 20, "temperature_length": 30},
+    "mimo2": {"n_layers": 3, "sliding_window": 20, "value_dim": 8},
     "mistral3": {"original_context": 50},
     "nanbeige": {"n_layers": 2, "n_loops": 2},
     "qwen2moe": {"shared_ffn_dim": 80},
     "smollm3": {"n_layers": 4},
+    "step35": {"n_layers": 3, "sliding_window": 20, "n_heads": (4, 2, 4)},
 }
 N_TOKENS = 3 * CHUNK_SIZE
 
 
 def rule_of(architecture: str) -> _core.SparsePolicy:
     """A sparse one, where no indexer is the rule."""
-    family = FAMILIES[architecture]
-    if family.is_indexed or family.mixes_streams:
+    if FAMILIES[architecture].has_indexers:
         return _core.dense_policy()
     return _core.h2o_policy(12, 4)
 

@@ -38,13 +38,14 @@ def drafting_decoder(main: ReferenceDecoder) -> ReferenceDecoder:
         if name in main.quantised:
             quantised[own] = main.quantised[name]
     quantised |= {name: main.quantised[name] for name in shared if name in main.quantised}
+    like = 0 if config.family.drafts_as_first else n_layers - 1
     one = replace(
         config,
         n_layers=1,
-        head_dims=config.head_dims[-1:],
+        head_dims=(config.head_dims[like],),
         kv_layers=(0,),
-        inv_freq=config.inv_freq[-1:],
-        windows=config.windows[-1:],
+        inv_freq=(config.inv_freq[like],),
+        windows=(config.windows[like],),
     )
     return ReferenceDecoder(one, weights, quantised)
 
@@ -70,7 +71,9 @@ class DraftingRun(DecoderRun):
 def start_drafting(decoder: ReferenceDecoder, **options: object) -> DraftingRun:
     """Begins a text; options as those of ``DecoderRun``."""
     layer = DenseLayer(
-        scale=decoder.config.attention_scale, soft_cap=decoder.config.attention_soft_cap
+        scale=decoder.config.attention_scale,
+        soft_cap=decoder.config.attention_soft_cap,
+        window=decoder.config.windows[0],
     )
     settings: dict[str, object] = {"scale_block_of": None, "cache_type": "f64"}
     layout = "interleaved" if decoder.config.family.is_interleaved else "half_split"

@@ -36,7 +36,9 @@ def drafting_tensors(rng: NormalNumbers, model: TinyModel, add_layer: AddLayer) 
             own[name] = (mean + std * rng.standard_normal(shape)).astype(np.float32)
 
         # A layer of this number attends in a model of any length.
-        add_layer(own, normal, replace(model, n_layers=source + 1), source)
+        n_dense = source + 1 if model.family.drafts_dense else model.n_dense_layers
+        like = replace(model, n_layers=source + 1, n_dense_layers=n_dense)
+        add_layer(own, normal, like, source)
         prefix = f"blk.{source}.nextn."
         normal(f"{prefix}eh_proj.weight", width, 2 * width, std=(2 * width) ** -0.5)
         for name in ("enorm", "hnorm", "shared_head_norm"):

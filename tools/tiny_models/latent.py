@@ -34,6 +34,18 @@ def add_latent_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_head_count_kv(n_heads)
         writer.add_key_length(head_dim)
         writer.add_value_length(model.value_dim)
+    if model.family.has_sliding_latent:
+        prefix = f"{model.architecture}.attention"
+        for key, value in (
+            ("kv_lora_rank_swa", model.sliding_kv_rank),
+            ("key_length_swa", model.sliding_kv_rank + model.rope_dim),
+            ("value_length_swa", model.sliding_kv_rank),
+            ("key_length_mla_swa", model.sliding_nope_dim + model.rope_dim),
+            ("value_length_mla_swa", model.sliding_value_dim),
+        ):
+            writer.add_uint32(f"{prefix}.{key}", value)
+        types = [model.has_indexer(layer) for layer in range(model.n_layers)]
+        writer.add_array(f"{prefix}.indexer.types", types)
     if model.family.is_indexed:
         writer.add_indexer_head_count(model.index_heads)
         writer.add_indexer_key_length(model.index_key_dim)
@@ -73,9 +85,15 @@ def add_latent_tensors(
     Queries and keys get the ``variance``.
     """
     prefix = f"blk.{layer}."
-    width, rank, q_rank = model.model_dim, model.kv_rank, model.q_rank
-    n_heads, *_ = model.layers[0]
-    head_dim, out_dim = model.nope_dim + model.rope_dim, n_heads * model.value_dim
+    width, q_rank = model.model_dim, model.q_rank
+    rank, nope_dim, value_dim = model.kv_rank, model.nope_dim, model.value_dim
+    n_heads, *_ = model.layers[layer]
+    if model.family.has_sliding_latent:
+        normal(f"{prefix}attn_k_norm.weight", model.rope_dim, std=0.1, mean=1.0)
+        if model.pattern[layer]:
+            rank, nope_dim = model.sliding_kv_rank, model.sliding_nope_dim
+            value_dim = model.sliding_value_dim
+    head_dim, out_dim = nope_dim + model.rope_dim, n_heads * value_dim
 
     def std(n: int) -> float:
         return float((variance / n) ** 0.5)
@@ -94,10 +112,10 @@ def add_latent_tensors(
     else:
         matrices.append(("attn_q", n_heads * head_dim, width, std(width)))
     if model.family.has_experts and model.has_matrices_per_head:
-        normal(f"{prefix}attn_k_b.weight", n_heads, rank, model.nope_dim, std=std(rank))
-        normal(f"{prefix}attn_v_b.weight", n_heads, model.value_dim, rank, std=rank**-0.5)
+        normal(f"{prefix}attn_k_b.weight", n_heads, rank, nope_dim, std=std(rank))
+        normal(f"{prefix}attn_v_b.weight", n_heads, value_dim, rank, std=rank**-0.5)
     else:
-        rows = n_heads * (model.nope_dim + model.value_dim)
+        rows = n_heads * (nope_dim + value_dim)
         matrices.append(("attn_kv_b", rows, rank, std(rank)))
     if model.has_indexer(layer):
         key_dim = model.index_key_dim

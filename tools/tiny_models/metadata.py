@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from gguf import ExpertGatingFuncType, GGUFWriter, RopeScalingType
 
-from tools.tiny_models import drafting, gemma3n, gemma4, mixed_streams, recurrent
+from tools.tiny_models import adapters, drafting, gemma3n, gemma4, mixed_streams, recurrent
 from tools.tiny_models.latent import add_expert_metadata, add_latent_metadata
 from tools.tiny_models.model import TinyModel
 from tools.tiny_models.rope import LINEAR_FACTOR, LONGROPE_ATTENTION_FACTOR, rope_sections
@@ -87,6 +87,9 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     if model.family.has_gate_limits:
         limits = np.linspace(0.0, 1.0, model.n_layers)
         writer.add_array(f"{model.architecture}.swiglu_clamp_exp", limits.tolist())
+        if model.family.has_shared_limits:
+            key = f"{model.architecture}.swiglu_clamp_shexp"
+            writer.add_array(key, (0.5 * limits[::-1]).tolist())
     if not model.family.attends:
         writer.add_head_count(0)
     elif model.family.lacks_mixers or model.family.has_selecting_mamba2:
@@ -101,7 +104,7 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_leading_dense_block_count(model.n_dense_layers)
         writer.add_interleave_moe_layer_step(1)
     elif model.family.has_expert_bias and model.family.mamba2 is None:
-        if model.family.begins_dense:
+        if model.family.begins_dense and not model.family.hides_dense:
             writer.add_leading_dense_block_count(model.n_dense_layers)
         writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
     family = model.family
@@ -114,11 +117,23 @@ def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     recurrent.add_metadata(writer, model)
     if model.family.mixes_streams:
         mixed_streams.add_metadata(writer, model)
+    if model.family.chooses_adapters:
+        adapters.add_metadata(writer, model)
+    if model.family.chooses_by_head:
+        _, n_kv_heads, _ = model.layers[0]
+        writer.add_indexer_head_count(n_kv_heads)
+        writer.add_indexer_key_length(model.index_key_dim)
+        writer.add_indexer_top_k(model.index_top_k // model.index_block_tokens)
+        for key, value in (
+            ("block_size", model.index_block_tokens),
+            ("local_blocks", model.index_local_blocks),
+        ):
+            writer.add_uint32(f"{model.architecture}.attention.indexer.{key}", value)
     if model.family.mamba2 == "other" and not model.family.has_selecting_mamba2:
         writer.add_rope_scaling_finetuned(model.rotates)
     if not model.family.is_latent:
         writer.add_key_length(model.head_dim)
-        writer.add_value_length(model.head_dim)
+        writer.add_value_length(model.head_value_dim)
     writer.add_rope_dimension_count(2 * model.n_pairs)
     if model.rotary_dim_sliding is not None:
         key = f"{model.architecture}.rope.dimension_count_swa"

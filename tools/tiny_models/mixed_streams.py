@@ -81,6 +81,14 @@ def add_mixer(normal: Callable[..., None], model: TinyModel, name: str, *, share
         normal(f"{name}_inject.weight", model.n_streams, width, std=model.n_streams * width**-0.5)
 
 
+def add_indexer(normal: Callable[..., None], model: TinyModel, layer: int, n_heads: int) -> None:
+    """One that chooses blocks of tokens."""
+    prefix, width, key_dim = f"blk.{layer}.indexer.", model.model_dim, model.index_key_dim
+    for name, rows in (("q", n_heads * key_dim), ("k", key_dim)):
+        normal(f"{prefix}{name}_proj.weight", rows, width, std=width**-0.5)
+        normal(f"{prefix}{name}_norm.weight", key_dim, std=0.1, mean=1.0)
+
+
 def add_layer(
     tensors: dict[str, NDArray[np.float32]],
     normal: Callable[..., None],
@@ -91,12 +99,7 @@ def add_layer(
     add_mixer(normal, model, f"{prefix}hc_attn", shares=True)
     add_mixer(normal, model, f"{prefix}hc_ffn", shares=True)
     if model.mixer(layer) == "attention":
-        for name, rows in (
-            ("q", model.index_heads * model.index_key_dim),
-            ("k", model.index_key_dim),
-        ):
-            normal(f"{prefix}indexer.{name}_proj.weight", rows, width, std=width**-0.5)
-            normal(f"{prefix}indexer.{name}_norm.weight", model.index_key_dim, std=0.1, mean=1.0)
+        add_indexer(normal, model, layer, model.index_heads)
     if not model.ngram_tokens or layer != model.ngram_layer:
         return
     streams_dim = model.n_streams * width

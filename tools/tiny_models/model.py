@@ -48,6 +48,8 @@ class TinyModel:
         n_adjugate_sharers, adjugate_ffn_dim, adjugate_scale: of experts that share others.
         experts_step: the last of so many layers has experts, of llama4.
         temperature_length: positions after which queries grow, of llama4; None for no key.
+        adapter_tokens, adapter_rank, adapter_gain: of adapters, which the first of each pair of
+            tokens chooses and the second stands for, of graniteswitch.
         rope_pattern: which layers are rotated, of granite_swa; None for no key.
         shared_ffn_dim: width of the expert that every token goes through; None for no key, which
             means none, or one of ffn_dim where it has a gate or must be there.
@@ -56,9 +58,13 @@ class TinyModel:
         n_shared_experts: how many experts wide the shared one is, where the file says so.
         has_softmax_gate: experts without biases are weighted by a softmax, of deepseek2.
         kv_rank, q_rank, nope_dim, rope_dim, value_dim: of latent attention; a q_rank of 0 is none.
+            The last is of mimo2 too.
+        sliding_kv_rank, sliding_nope_dim, sliding_value_dim: of layers with a window, of dots3note.
         index_heads, index_key_dim, index_top_k: of indexers, which every so many layers
             (indexer_period) have one of.
-        index_block_tokens: tokens that have one score, of qwen4exp; 0: everything is read.
+        index_block_tokens: tokens that have one score, of qwen4exp and minimax-m3; 0: everything is
+            read.
+        index_local_blocks: the last ones, which are read whatever their score, of the latter.
         n_streams, stream_rank: residual streams that are mixed, of qwen4exp.
         ngram_tokens, ngram_heads, ngram_taps, ngram_layer: of n-grams that it looks up; without
             tokens it does not.
@@ -150,11 +156,15 @@ class TinyModel:
     nope_dim: int = 16
     rope_dim: int = 16
     value_dim: int = 24
+    sliding_kv_rank: int = 32
+    sliding_nope_dim: int = 24
+    sliding_value_dim: int = 16
     index_heads: int = 8
     index_key_dim: int = 32
     index_top_k: int = 24
     indexer_period: int = 1
     index_block_tokens: int = 4
+    index_local_blocks: int = 1
     n_streams: int = 4
     stream_rank: int = 32
     ngram_tokens: int = 3
@@ -177,6 +187,9 @@ class TinyModel:
     is_sequential: bool = False
     has_qk_norm: bool = True
     is_mixture: bool = False
+    adapter_tokens: tuple[tuple[int, int], ...] = ((60, 61), (70, 71), (80, 80))
+    adapter_rank: int = 4
+    adapter_gain: float | None = None
     rope_pattern: tuple[bool, ...] | None = None
     is_fused: bool = False
     rotary_dim: int | None = None
@@ -273,7 +286,8 @@ class TinyModel:
         )
 
     def has_indexer(self, layer: int) -> bool:
-        return self.family.is_indexed and layer % self.indexer_period == 0
+        has_one = not (self.family.has_sliding_latent and self.pattern[layer])
+        return self.family.is_indexed and has_one and layer % self.indexer_period == 0
 
     @property
     def pattern(self) -> list[bool]:
@@ -291,6 +305,11 @@ class TinyModel:
         """The head size of every layer."""
         sliding = self.head_dim_sliding or self.head_dim
         return [sliding if has_window else self.head_dim for has_window in self.pattern]
+
+    @property
+    def head_value_dim(self) -> int:
+        """Numbers of a head's values where attention is not of the latent kind."""
+        return self.value_dim if self.family.has_other_values else self.head_dim
 
     @property
     def n_pairs(self) -> int:

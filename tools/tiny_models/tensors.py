@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.tiny_models import experts, gemma3n, gemma4, latent, mixed_streams, recurrent
+from tools.tiny_models import adapters, experts, gemma3n, gemma4, latent, mixed_streams, recurrent
 from tools.tiny_models.drafting import drafting_tensors
 from tools.tiny_models.fused import fuse_rows
 from tools.tiny_models.model import TinyModel
@@ -141,8 +141,12 @@ def _add_layer(tensors: Tensors, normal: Callable[..., None], model: TinyModel, 
         normal(f"{prefix}post_norm.weight", width, std=0.1, mean=1.0)
     if model.has_experts(layer):
         experts.add_layer(tensors, normal, model, layer)
-    if family.has_sinks:
+        if family.chooses_by_head:
+            mixed_streams.add_indexer(normal, model, layer, model.layers[layer][1])
+    if family.has_sinks or (family.has_window_sinks and model.pattern[layer]):
         normal(f"{prefix}attn_sinks.weight", model.layers[layer][0], std=1.0, mean=1.0)
+    if family.chooses_adapters:
+        adapters.add_layer(tensors, normal, model, layer)
     if family.fused_qkv or model.is_fused:
         fuse_rows(tensors, prefix, "attn_qkv", ("attn_q", "attn_k", "attn_v"))
     if family.fused_gate_up:
@@ -220,6 +224,7 @@ def _add_attention(
     n_heads, n_kv_heads, _ = model.layers[layer]
     head_dim = model.head_dims[layer]
     q_dim, kv_dim = n_heads * head_dim, n_kv_heads * head_dim
+    value_dim = model.value_dim if family.has_other_values else head_dim
     norm_shapes = {
         "head": ((head_dim,), (head_dim,)),
         "own_head": ((n_heads, head_dim), (n_kv_heads, head_dim)),
@@ -239,6 +244,6 @@ def _add_attention(
         *gate,
         ("attn_q", 2 * q_dim if family.has_delta_net else q_dim, width, std),
         ("attn_k", kv_dim, width, std),
-        ("attn_v", kv_dim, width, width**-0.5),
-        ("attn_output", width, q_dim, q_dim**-0.5),
+        ("attn_v", n_kv_heads * value_dim, width, width**-0.5),
+        ("attn_output", width, n_heads * value_dim, (n_heads * value_dim) ** -0.5),
     ]

@@ -50,9 +50,11 @@ MatmulInput gate_up(const LayerCall& call, const FeedForward& ffn, const MatmulI
   scale_output(call, ffn.gate, {a.gate, n, ffn_dim, ffn_dim});
   scale_output(call, ffn.up, {a.up, n, ffn_dim, ffn_dim});
   if (call.spec().cuts_gate()) cut_off_rows(table, {a.gate, n, ffn_dim, ffn_dim}, call.spec().gate_cutoff);
-  if (const float limit = call.spec().gate_limit; limit > 0.0f) {
-    clamp_rows({a.gate, n, ffn_dim, ffn_dim}, -std::numeric_limits<float>::infinity(), limit);
-    clamp_rows({a.up, n, ffn_dim, ffn_dim}, -limit, limit);
+  const bool is_shared = &ffn == &call.layer_weights().ffn_shared;
+  const GateLimits& limits = is_shared ? call.spec().shared_limits : call.spec().limits;
+  if (limits.any()) {
+    clamp_rows({a.gate, n, ffn_dim, ffn_dim}, -std::numeric_limits<float>::infinity(), limits.gate);
+    clamp_rows({a.up, n, ffn_dim, ffn_dim}, -limits.up, limits.up);
   }
   const PackedOut packed = packed_for(call, {&ffn.down});
   const ActivationsOut product{{packed.needs_floats ? a.gate : nullptr, n, ffn_dim, ffn_dim}, packed};

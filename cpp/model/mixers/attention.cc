@@ -76,7 +76,7 @@ void project_qkv(const LayerCall& call, MatView<float> x, size_t first_row, cons
     outputs[n_outputs++] = output_of(w.index_k, qkv.index.k.data, stride);
   }
   matmul(table, input, {outputs, n_outputs}, call.products());
-  if (has_index) finish_block_queries(call, first_row, qkv.index.q);
+  if (has_index) finish_block_rows(call, first_row, qkv.index);
   scale_output(call, w.attn_q, qkv.q);
   scale_output(call, w.attn_k, qkv.k);
   scale_output(call, w.attn_v, qkv.v);
@@ -99,6 +99,7 @@ void project_qkv(const LayerCall& call, MatView<float> x, size_t first_row, cons
   if (has_own_kv && !w.attn_v_norm.empty()) {
     rms_norm_groups(table, qkv.v, {w.attn_v_norm.data(), w.attn_v_norm.size()}, call.config.norm_eps);
   }
+  if (has_own_kv && spec.value_scale != 1.0f) scale_logits(table, qkv.v, spec.value_scale, 0.0f);
 }
 
 // What depends on the step that some rows are of, from row `first` of it on; keys and values go to the cache.
@@ -277,7 +278,7 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
   // Keys and values of all rows are stored, if they are the layer's own.
   for (size_t begin = first_input_row(call); begin < n; begin += a.rows_at_once) {
     const Qkv rows = qkv.rows_from(begin, std::min(a.rows_at_once, n - begin));
-    project_qkv(call, call.x().rows_from(begin, rows.q.rows), call.first_row + begin, rows);
+    project_qkv(call.from(begin), call.x().rows_from(begin, rows.q.rows), call.first_row + begin, rows);
     take_rows(call, begin, rows);
   }
   // Beside the attention, from the same rows of x: to these it adds once they have been projected.
@@ -320,12 +321,12 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
   }
   if (spec.is_parallel) {  // from x as attention has read it
     for (size_t begin = first; begin < n; begin += a.rows_at_once) {
-      add_beside(call, x.rows_from(begin, std::min(a.rows_at_once, n - begin)));
+      add_beside(call.from(begin), x.rows_from(begin, std::min(a.rows_at_once, n - begin)));
     }
   }
   for (size_t begin = first; begin < n; begin += a.rows_at_once) {
     const size_t count = std::min(a.rows_at_once, n - begin);
-    add_attended(call, x.rows_from(begin, count), qkv.rows_from(begin, count),
+    add_attended(call.from(begin), x.rows_from(begin, count), qkv.rows_from(begin, count),
                  attended.rows_from(begin, count));
   }
 }

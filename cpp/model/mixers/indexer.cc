@@ -40,12 +40,17 @@ void finish_index_rows(const LayerCall& call, size_t first_row, const IndexRows&
   rope_rows(table, rows.k, cos, sin, index.key_dim, n_pairs);
 }
 
-void finish_block_queries(const LayerCall& call, size_t first_row, MatView<float> q) {
-  const std::vector<float>& norm = call.layer_weights().index_q_norm;
+void finish_block_rows(const LayerCall& call, size_t first_row, const IndexRows& rows) {
+  const LayerWeights& w = call.layer_weights();
   const RopeTable& rope = call.buffers().ropes[call.spec().rope];
+  const IndexHeads& index = call.spec().heads.index;
   const size_t n_pairs = call.config.rope(call.layer).n_pairs(), row = first_row * n_pairs;
-  rms_norm_groups(call.table(), q, {norm.data(), norm.size()}, call.config.norm_eps);
-  rope_rows(call.table(), q, rope.cos + row, rope.sin + row, call.spec().heads.index.key_dim, n_pairs);
+  const auto finish = [&](MatView<float> some, const std::vector<float>& norm) {
+    rms_norm_groups(call.table(), some, {norm.data(), norm.size()}, call.config.norm_eps);
+    rope_rows(call.table(), some, rope.cos + row, rope.sin + row, index.key_dim, n_pairs);
+  };
+  finish(rows.q, w.index_q_norm);
+  if (!index.pools_keys()) finish(rows.k, w.index_k_norm);
 }
 
 ChosenPositions choose_positions(const LayerCall& call, const IndexRows& rows, size_t first) {
@@ -55,6 +60,9 @@ ChosenPositions choose_positions(const LayerCall& call, const IndexRows& rows, s
     const LayerWeights& w = call.layer_weights();
     MatView<const float> weights = as_const(rows.weights);
     if (index.scores_blocks()) {
+      weights = {w.index_ones.data(), rows.q.rows, index.n_heads, 0};
+    }
+    if (index.pools_keys()) {
       const RopeConfig& rope = call.config.rope(call.layer);
       const std::vector<float>& inv_freq = rope.of_context(call.step.sequence->shape().max_context);
       call.step.sequence->pool_blocks(call.layer, {index.block_tokens,
@@ -62,7 +70,6 @@ ChosenPositions choose_positions(const LayerCall& call, const IndexRows& rows, s
                                                    call.config.norm_eps,
                                                    {inv_freq.data(), inv_freq.size()},
                                                    rope.attention_factor});
-      weights = {w.index_ones.data(), rows.q.rows, index.n_heads, 0};
     }
     call.step.sequence->choose(call.layer, as_const(rows.q), weights, call.position() + first,
                                call.workspace.attention_scratch(),

@@ -24,9 +24,10 @@ IndexRows index_rows(const LayerCall& call, size_t n);
 // Norm, rotation and scale of rows that hold products; the first is row first_row of the call's buffers.
 void finish_index_rows(const LayerCall& call, size_t first_row, const IndexRows& rows);
 
-// Norm and rotation of the queries of an indexer that scores blocks (Qwen sparse attention, as
-// Qwen3.8-Flash-Next has it): its keys are normed and rotated as keys of blocks, by choose_positions.
-void finish_block_queries(const LayerCall& call, size_t first_row, MatView<float> q);
+// Norm and rotation of the rows of an indexer that scores blocks. Where blocks have keys (Qwen sparse
+// attention, as Qwen3.8-Flash-Next has it) those are normed and rotated by choose_positions, and here the
+// queries alone.
+void finish_block_rows(const LayerCall& call, size_t first_row, const IndexRows& rows);
 
 // What the rows from `first` of the step on read: by these rows of a layer that has an indexer, whose keys
 // are in the cache, else as the nearest layer before it which has one has left it.

@@ -56,6 +56,10 @@ void project_latent(const LayerCall& call, MatView<float> x, size_t first_row, M
   if (has_index) finish_index_rows(call, first_row, index);
   rms_norm_groups(table, {row.data, n, latent.rank, row.stride},
                   {w.attn_kv_a_norm.data(), w.attn_kv_a_norm.size()}, eps);
+  if (call.spec().has_latent_key_norm) {
+    rms_norm_groups(table, {row.data + latent.rank, n, latent.rope_dim, row.stride},
+                    {w.attn_k_norm.data(), w.attn_k_norm.size()}, eps);
+  }
 
   const RopeTable& rope = a.ropes[call.spec().rope];
   const size_t n_pairs = latent.rope_dim / 2;

@@ -25,6 +25,7 @@ class AttentionBlocks:
     Attributes:
         position: number of tokens read before the present call.
         chosen: of the present call's tokens what they read, of layers with indexers.
+        chosen_by_head: the same of every KV head, where these read other blocks.
         margins: by which the scores decided it, of every choice.
     """
 
@@ -34,6 +35,7 @@ class AttentionBlocks:
         self.weights = rows.weights
         self.position = 0
         self.chosen: list[Array] = []
+        self.chosen_by_head: list[list[Array]] = []
         self.margins: list[float] = []
         self._cache_type = cache_type
         self._kv: dict[int, tuple[Array, Array]] = {}  # of the layers of the present call
@@ -54,12 +56,16 @@ class AttentionBlocks:
         source = self.config.kv_layers[layer]
         if source == layer:
             k = self._rotated(layer, "k", normed, angles)
-            v = self.rows.heads(layer, self._limited(self.rows.linear(f"{prefix}attn_v", normed)))
+            v = self._limited(self.rows.linear(f"{prefix}attn_v", normed))
+            v = v.reshape(len(x), len(k), -1).transpose(1, 0, 2)
             if self.config.family.is_gemma4:
                 v = self.rows.normalised(v)
             self._kv[layer] = stored(k, self._cache_type), stored(v, self._cache_type)
         if config.index_blocks and config.index_blocks[layer]:
-            self._choose_blocks(layer, normed, angles)
+            if config.n_local_blocks < 0:
+                self._choose_blocks(layer, normed, angles)
+            else:
+                self._choose_by_head(layer, normed, angles)
             heads = self._attend_listed(layer, q, *self._kv[source])
         else:
             heads = run(q, *self._kv[source])
@@ -71,7 +77,7 @@ class AttentionBlocks:
             factors = softplus(gates) if self.config.family.has_softplus_gate else sigmoid(gates)
             output = output * np.repeat(factors, output.shape[1] // gates.shape[1], axis=1)
         output = self.rows.norm(prefix + "attn_sub_norm", output)
-        return self.rows.linear(prefix + "attn_output", output)
+        return self.config.value_scale * self.rows.linear(prefix + "attn_output", output)
 
     def attend_latent(
         self,
@@ -81,11 +87,11 @@ class AttentionBlocks:
         run: Attend,
     ) -> Array:
         """In the space of the cached rows: see ``latent``."""
-        prefix, sizes = f"blk.{layer}.", self.config.latent
-        assert sizes is not None
+        prefix = f"blk.{layer}."
         w_k, w_v = (
             self.weights[f"{prefix}attn_{letter}_b.weight"].astype(np.float64) for letter in "kv"
         )
+        nope_dim, rank = w_k.shape[1:]
         normed = self.rows.norm(prefix + "attn_norm", x)
         if f"{prefix}attn_q_a.weight" in self.weights:
             vectors = self.rows.norm(
@@ -96,20 +102,21 @@ class AttentionBlocks:
             rows = self.rows.linear(f"{prefix}attn_q", normed)
         q = rows.reshape(len(x), len(w_k), -1).transpose(1, 0, 2)
         row = self.rows.linear(f"{prefix}attn_kv_a_mqa", normed)
-        latent = self.rows.norm(f"{prefix}attn_kv_a_norm", row[:, : sizes.rank])
+        latent = self.rows.norm(f"{prefix}attn_kv_a_norm", row[:, :rank])
+        rotated_row = self.rows.norm(f"{prefix}attn_k_norm", row[:, rank:])
         rotated_q, rotated_k = (
             rotate(self.rows.ordered(part, angles), angles, self.rows.rope_layout)
-            for part in (q[..., sizes.nope_dim :], row[None, :, sizes.rank :])
+            for part in (q[..., nope_dim:], rotated_row[None])
         )
-        q = np.concatenate([q[..., : sizes.nope_dim], rotated_q], axis=-1)
+        q = np.concatenate([q[..., :nope_dim], rotated_q], axis=-1)
         q = q * self._temperatures(layer, len(x))
         keys = stored(np.concatenate([latent[None], rotated_k], axis=-1), self._cache_type)
-        if self.config.index_top_k:
+        if self.config.index_top_k and self.config.windows[layer] is None:
             if f"{prefix}indexer.proj.weight" in self.weights:
                 self._choose(layer, normed, vectors, angles)
             attended = self._attend_chosen(layer, absorbed_queries(q, w_k), keys[0])
         else:
-            attended = run(absorbed_queries(q, w_k), keys, keys[..., : sizes.rank])
+            attended = run(absorbed_queries(q, w_k), keys, keys[..., :rank])
         values = absorbed_values(attended, w_v)
         if f"{prefix}attn_gate.weight" in self.weights:
             values = values * sigmoid(self.rows.linear(prefix + "attn_gate", normed)).T[..., None]
@@ -182,6 +189,39 @@ class AttentionBlocks:
             self.chosen.append(np.concatenate([of_blocks, np.arange(n_whole * size, end)]))
             self.margins.append(margin_of(row[:n_whole], n_read))
 
+    def _choose_by_head(self, layer: int, normed: Array, angles: Array) -> None:
+        """The same where every KV head has a query of its own: the blocks of the tokens that it
+        scores best, and the last ones, as many as are read at the most."""
+        prefix, config, n = f"blk.{layer}.indexer.", self.config, len(normed)
+        size, n_read = config.index_blocks[layer], config.index_top_k // config.index_blocks[layer]
+        key_dim = self.weights[f"{prefix}k_proj.weight"].shape[0]
+
+        def rotated(name: str) -> Array:
+            rows = self.rows.linear(f"{prefix}{name}_proj", normed).reshape(n, -1, key_dim)
+            heads = self.rows.norm(f"{prefix}{name}_norm", rows).transpose(1, 0, 2)
+            return rotate(heads, angles, self.rows.rope_layout)
+
+        q, cache_type = rotated("q"), "f16" if self._cache_type == "q8_0" else self._cache_type
+        before = self._index_keys.get(layer, np.zeros((0, key_dim)))
+        keys = np.concatenate([before, stored(rotated("k"), cache_type)[0]])
+        self._index_keys[layer] = keys
+        self.chosen_by_head = []
+        for i in range(n):
+            end = self.position + i + 1
+            n_blocks = -(-end // size)
+            of_heads = []
+            for scores in q[:, i] @ keys[:end].T:
+                padded = np.full(n_blocks * size, -np.inf)
+                padded[:end] = scores
+                best = padded.reshape(n_blocks, size).max(axis=1)
+                best[max(n_blocks - config.n_local_blocks, 0) :] = np.inf
+                self.margins.append(margin_of(best, n_read))
+                read = choose_tokens(best, n_read, n_blocks - 1)
+                tokens = (read[:, None] * size + np.arange(size)).ravel()
+                of_heads.append(tokens[tokens < end])
+            self.chosen_by_head.append(of_heads)
+        self.chosen = [of_heads[0] for of_heads in self.chosen_by_head]
+
     def _attend_listed(self, layer: int, q: Array, k: Array, v: Array) -> Array:
         """Attention of q [heads, n, head_dim] to the positions that their tokens read."""
         before = self._listed_rows.get(layer)
@@ -191,10 +231,14 @@ class AttentionBlocks:
         group = len(q) // len(k)
         keys, values = (np.repeat(rows, group, axis=0) for rows in (k, v))
         out = np.zeros((len(q), q.shape[1], v.shape[2]))
-        for i, chosen in enumerate(self.chosen):
-            logits = np.einsum("hd,hkd->hk", q[:, i], keys[:, chosen])
-            weights = softmax(self.config.attention_scale * logits)
-            out[:, i] = np.einsum("hk,hkd->hd", weights, values[:, chosen])
+        lists = self.chosen_by_head or [[chosen] for chosen in self.chosen]
+        for i, of_heads in enumerate(lists):
+            heads = np.split(np.arange(len(q)), len(of_heads))
+            for chosen, own in zip(of_heads, heads, strict=True):
+                read = np.ix_(own, chosen)
+                logits = np.einsum("hd,hkd->hk", q[own, i], keys[read])
+                weights = softmax(self.config.attention_scale * logits)
+                out[own, i] = np.einsum("hk,hkd->hd", weights, values[read])
         return out
 
     def _attend_chosen(self, layer: int, q: Array, rows: Array) -> Array:

@@ -27,6 +27,9 @@ class Family:
         mixes_streams: tokens have several residual streams, which are mixed before every branch;
             gates of delta nets are sigmoids.
         has_clamped_gate: the gate is that of gpt-oss.
+        limits_activations: limits of gates are of what comes out of the activation.
+        drafts_as_first: the layer that guesses tokens ahead is as the first, not as the last.
+        halves_full_rotary: layers without a window rotate half of what files say.
         output_norm: name of the norm behind the last layer.
         has_sigmoid_gate: a token's experts have the sigmoid of their logit as their share, and are
             chosen by this and a bias.
@@ -76,6 +79,9 @@ class Family:
     has_streams: bool = False
     mixes_streams: bool = False
     has_clamped_gate: bool = False
+    limits_activations: bool = False
+    halves_full_rotary: bool = False
+    drafts_as_first: bool = False
     output_norm: str = "output_norm"
     has_sigmoid_gate: bool = False
     is_delta_net: bool = False
@@ -149,13 +155,14 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek2": Family(is_interleaved=True),
     "deepseek32": Family(is_interleaved=True),
     "mistral4": Family(is_interleaved=True),
+    "dots3note": Family(is_interleaved=True, sliding_base=10000.0, has_sigmoid_gate=True),
     "glm-dsa": Family(is_interleaved=True, has_interleaved_indexer=True, has_sigmoid_gate=True),
     "dots1": Family(),
     "ernie4_5": Family(is_interleaved=True),
     "ernie4_5-moe": Family(is_interleaved=True),
     "exaone": Family(),
     "exaone4": Family(window_period=4, rotates_windows_only=True),
-    "exaone-moe": Family(rotates_windows_only=True),
+    "exaone-moe": Family(rotates_windows_only=True, drafts_as_first=True),
     "gemma": Family(has_gelu=True, scales_embedding=True),
     "gemma2": Family(window_period=2, has_gelu=True, scales_embedding=True),
     "gemma3": Family(window_period=6, sliding_base=10000.0, has_gelu=True, scales_embedding=True),
@@ -177,6 +184,7 @@ FAMILIES: Mapping[str, Family] = {
     "gpt2": GPT2,
     "granite": Family(is_interleaved=True),
     "granite_swa": Family(is_interleaved=True),
+    "graniteswitch": Family(is_interleaved=True),
     "granitehybrid": Family(is_interleaved=True),
     "granitemoe": Family(is_interleaved=True),
     "hrm_text": Family(has_norm_weights=False, has_two_stacks=True),
@@ -210,9 +218,11 @@ FAMILIES: Mapping[str, Family] = {
     "mamba2": Family(no_rope_period=1),
     "maple": Family(rotates_windows_only=True),
     "mellum": Family(window_period=4, sliding_base=10000.0),
+    "mimo2": Family(sliding_base=10000.0, has_sigmoid_gate=True),
     "minicpm": Family(is_interleaved=True),
     "minicpm3": Family(depth_scales=(12.0, 1.4, 256.0)),
     "minimax-m2": Family(),
+    "minimax-m3": Family(has_clamped_gate=True),
     "mistral3": Family(is_interleaved=True),
     "muse-glimmer": Family(
         is_interleaved=True,
@@ -275,6 +285,13 @@ FAMILIES: Mapping[str, Family] = {
     "spark2_5": Family(sliding_base=10000.0, has_gelu=True),
     "stablelm": Family(has_layer_norm=True),
     "starcoder": GPT2,
+    "step35": Family(
+        sliding_base=10000.0,
+        has_sigmoid_gate=True,
+        normalises_experts=False,
+        limits_activations=True,
+        halves_full_rotary=True,
+    ),
     "talkie": Family(
         norms_after_rope=True, has_norm_weights=False, norms_embedding=True, scales_logits=True
     ),

@@ -74,6 +74,13 @@ def by_limit(limit: float, activate: Activate) -> Activate:
     return lambda gate, up: activate(np.minimum(gate, limit), np.clip(up, -limit, limit))
 
 
+def by_limited_silu(limit: float) -> Activate:
+    """The limit is of what comes out of the activation (Step 3.5); 0: none."""
+    if limit == 0.0:
+        return by_silu
+    return lambda gate, up: np.minimum(silu(gate), limit) * np.clip(up, -limit, limit)
+
+
 ACTIVATIONS: dict[str, Activate] = {
     "silu": by_silu,
     "gelu": by_gelu,

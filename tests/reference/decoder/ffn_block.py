@@ -12,6 +12,7 @@ from .feed_forward import (
     ACTIVATIONS,
     by_cutoff,
     by_limit,
+    by_limited_silu,
     by_xielu,
     gated,
     mixture,
@@ -28,8 +29,13 @@ def ffn_block(rows: Rows, prefix: str, x: Array, layer_input: Array) -> Array:
         activate = by_xielu(*config.xielu[int(prefix.split(".")[1])])
     else:
         activate = ACTIVATIONS[config.family.activation]
-    if config.gate_limits:
-        activate = by_limit(config.gate_limits[int(prefix.split(".")[1])], activate)
+    shared_activate = activate
+    layer = int(prefix.split(".")[1])
+    if config.family.limits_activations:
+        limits = (*config.gate_limits, 0.0)[layer], (*config.shared_limits, 0.0)[layer]
+        activate, shared_activate = map(by_limited_silu, limits)
+    elif config.gate_limits:
+        activate = shared_activate = by_limit(config.gate_limits[layer], activate)
     normed = rows.norm(prefix + config.family.ffn_norm, x)
     if f"{prefix}pre_ffw_norm_2.weight" in rows.weights:
         out = gated(rows.linear, prefix, "", normed, activate=activate)
@@ -48,9 +54,9 @@ def ffn_block(rows: Rows, prefix: str, x: Array, layer_input: Array) -> Array:
         )
     if f"{prefix}ffn_gate_inp.weight" not in rows.weights:
         if config.gate_cutoffs:
-            activate = by_cutoff(config.gate_cutoffs[int(prefix.split(".")[1])], activate)
+            shared_activate = by_cutoff(config.gate_cutoffs[layer], activate)
         norm = partial(rows.norm, prefix + "ffn_sub_norm")
-        return gated(rows.linear, prefix, "", normed, activate=activate, norm=norm)
+        return gated(rows.linear, prefix, "", normed, activate=shared_activate, norm=norm)
     out = mixture(
         rows.linear,
         prefix,
@@ -69,7 +75,7 @@ def ffn_block(rows: Rows, prefix: str, x: Array, layer_input: Array) -> Array:
     )
     out = out * config.expert_scale
     if f"{prefix}ffn_up_shexp.weight" in rows.weights:
-        shared = gated(rows.linear, prefix, "_shexp", normed, activate=activate)
+        shared = gated(rows.linear, prefix, "_shexp", normed, activate=shared_activate)
         out = out + _shared_shares(rows, prefix, normed) * shared
         if config.family.halves_shared:
             out = out / 2.0

@@ -25,12 +25,13 @@ class ReferenceConfig:
 
     `inv_freq` has one entry per layer: radians per position of its rotated pairs, already scaled,
     all 0 in a layer without positions. `windows`, `head_dims` and `kv_layers`, the layers whose
-    keys and values are read, have one entry per layer. A query at position p is multiplied by
-    `1 + temperature_scale * ln(1 + floor(p / temperature_period))`. With an `index_top_k` it reads
-    as many tokens, which the layer's indexer chooses, or that of a layer before it. `order` has the
-    layers as they are gone through, some of them several times; what goes into them again is normed
-    as for the output if `norms_loops`. `index_blocks` has the tokens of a block that has one score,
-    or 0, of every layer.
+    keys and values are read, have one entry per layer. A query at position p is multiplied by `1 +
+    temperature_scale * ln(1 + floor(p / temperature_period))`. What attention gives is multiplied
+    by `value_scale`; values of heads have `value_dim` numbers if it is not 0. With an `index_top_k`
+    it reads as many tokens, which the layer's indexer chooses, or that of a layer before it.
+    `order` has the layers as they are gone through, some of them several times; what goes into them
+    again is normed as for the output if `norms_loops`. `index_blocks` has the tokens of a block
+    that has one score, or 0, of every layer.
     """
 
     family: Family
@@ -42,7 +43,10 @@ class ReferenceConfig:
     inv_freq: tuple[Array, ...]
     windows: tuple[int | None, ...]
     attention_scale: float
+    sliding_scale: float = 0.0
     rope_factor: float = 1.0
+    value_scale: float = 1.0
+    value_dim: int = 0
     temperature_period: int = 0
     temperature_scale: float = 0.0
     embedding_scale: float = 1.0
@@ -69,11 +73,15 @@ class ReferenceConfig:
     xielu: tuple[tuple[float, ...], ...] = ()
     gate_cutoffs: tuple[float, ...] = ()
     gate_limits: tuple[float, ...] = ()
+    shared_limits: tuple[float, ...] = ()
     order: tuple[int, ...] = ()
     norms_loops: bool = False
     n_streams: int = 0
     index_blocks: tuple[int, ...] = ()
+    n_local_blocks: int = -1
     ngrams: Ngrams | None = None
+    adapter_tokens: tuple[tuple[int, int], ...] = ()
+    adapter_gain: float = 0.0
 
 
 class _Keys:
@@ -141,7 +149,7 @@ def read_gguf(path: Path) -> tuple[ReferenceConfig, Weights, dict[str, str]]:
             weights[name] = weights[name].reshape(config.n_streams, -1)
     # With those that guess tokens ahead.
     for prefix in sorted({name[: name.index(".", 4) + 1] for name in weights if "blk." in name}):
-        _split_fused(weights, prefix)
+        _split_fused(weights, prefix, config)
         if config.latent is not None and f"{prefix}attn_kv_a_mqa.weight" in weights:
             _split_latent(weights, prefix, config.latent)
     if (
@@ -176,11 +184,12 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
         full = 0 if family.is_full_first else period - 1
         pattern = [period == 0 or layer % period != full for layer in range(n_layers)]
     windows = tuple(window if window and has_one else None for has_one in pattern)
-    sliding_dim = int(number("attention.key_length_swa", head_dim))
+    is_latent = any(name.endswith(".attn_kv_a_mqa.weight") for name in weights)
+    sliding_dim = int(number("attention.key_length_swa", head_dim)) if not is_latent else head_dim
     n_own = n_layers - int(number("attention.shared_kv_layers", 0.0))
     original = number("rope.scaling.original_context_length", number("context_length"))
     rope_factor, logit_factor, latent = 1.0, 1.0, None
-    if any(name.endswith(".attn_kv_a_mqa.weight") for name in weights):
+    if is_latent:
         head_dim = int(number("attention.key_length_mla", head_dim))
         rank = int(number("attention.kv_lora_rank"))
         latent = LatentSizes(rank, rotary_dim, head_dim - rotary_dim)
@@ -209,12 +218,20 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
         if family.has_streams
         else (),
         gate_limits=tuple(keys.value("swiglu_clamp_exp", [])),
+        shared_limits=tuple(keys.value("swiglu_clamp_shexp", [])),
         inv_freq=_read_frequencies(keys, family, weights, rotary_dim, windows, original),
         windows=windows,
         attention_scale=1.0
         if family.is_gemma4
         else number("attention.scale", head_dim**-0.5) * logit_factor,
+        sliding_scale=number("attention.key_length_mla_swa", 0.0) ** -0.5
+        if keys.value("attention.key_length_mla_swa", 0)
+        else 0.0,
         rope_factor=rope_factor,
+        value_scale=number("attention.value_scale", 1.0),
+        value_dim=int(number("attention.value_length", 0.0))
+        if latent is None and sliding_dim == head_dim
+        else 0,
         temperature_period=int(number("attention.temperature_length", growth[1])),
         temperature_scale=number("attention.temperature_scale", growth[0]),
         embedding_scale=number(
@@ -234,7 +251,8 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
         adjugate_scale=number("expert_group_scale", 0.0),
         latent=latent,
         qkv_limit=number("attention.clamp_kqv", 0.0) or None,
-        index_top_k=int(number("attention.indexer.top_k", 0.0)),
+        index_top_k=int(number("attention.indexer.top_k", 0.0))
+        * int(number("attention.indexer.block_size", 1.0)),
         delta_log_floor=number("kda.gate_lower_bound", 0.0),
         n_ssd_groups=int(number("ssm.group_count", 0.0)),
         wkv_head_dim=int(number("wkv.head_size", 0.0)),
@@ -242,9 +260,28 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
         order=order,
         norms_loops=not keys.value("skip_loop_final_norm", False),
         n_streams=int(number("hyper_connection.count", 0.0)),
-        index_blocks=tuple(keys.value("attention.compress_ratios", [])),
+        index_blocks=_read_blocks(keys, weights, n_layers),
+        n_local_blocks=int(number("attention.indexer.local_blocks", -1.0)),
         ngrams=_read_ngrams(keys),
+        adapter_tokens=tuple(
+            zip(
+                keys.value("adapters.token_ids_activate", []),
+                keys.value("adapters.token_ids_substitute", []),
+                strict=True,
+            )
+        ),
+        adapter_gain=number("adapters.router_gain", 15.0),
         has_plain_scan_norms=bool(keys.value("ssm.dt_b_c_rms", False)),
+    )
+
+
+def _read_blocks(keys: _Keys, weights: Weights, n_layers: int) -> tuple[int, ...]:
+    """Tokens of the blocks of every layer's indexer."""
+    size = int(keys.number("attention.indexer.block_size", 0.0))
+    if not size:
+        return tuple(keys.value("attention.compress_ratios", []))
+    return tuple(
+        size * (f"blk.{layer}.indexer.k_proj.weight" in weights) for layer in range(n_layers)
     )
 
 
@@ -274,6 +311,9 @@ def _read_frequencies(
     """Of every layer: scaled, unscaled (some layers with a window), or none."""
     base = keys.number("rope.freq_base", 10000.0)
     base *= keys.number("rope.scaling.alpha", 1.0) ** (rotary_dim / (rotary_dim - 2))
+    sliding_dim = int(keys.number("rope.dimension_count_swa", rotary_dim))
+    if family.halves_full_rotary:
+        rotary_dim //= 2
     plain = scaled = frequencies(rotary_dim, base)
     if not keys.value("rope.scaling.finetuned", True):
         return (np.zeros_like(plain),) * len(windows)
@@ -285,10 +325,9 @@ def _read_frequencies(
     elif scaling != "none":
         raise ValueError(f"the reference decoder does not know RoPE scaling {scaling!r}")
     if "rope_freqs.weight" in weights:
-        scaled = scaled / weights["rope_freqs.weight"].astype(np.float64)
+        scaled = scaled / weights["rope_freqs.weight"][: len(scaled)].astype(np.float64)
     sliding = scaled
     if family.sliding_base is not None:
-        sliding_dim = int(keys.number("rope.dimension_count_swa", rotary_dim))
         sliding = frequencies(sliding_dim, keys.number("rope.freq_base_swa", family.sliding_base))
 
     pattern = keys.value("attention.rope_pattern", [True] * len(windows))
@@ -315,15 +354,19 @@ def _name_parallel_norms(weights: Weights) -> None:
         weights[name] = weights.pop(name.replace("attn_norm", "attn_norm_2"), weights[name])
 
 
-def _split_fused(weights: Weights, prefix: str) -> None:
+def _split_fused(weights: Weights, prefix: str, config: ReferenceConfig) -> None:
     """Makes matrices of their own of Q, K, V and of gate and up, where they are one."""
     if f"{prefix}attn_qkv.weight" in weights and f"{prefix}attn_output.weight" in weights:
         q_dim = weights[f"{prefix}attn_output.weight"].shape[1]
+        key_dim = config.head_dims[0]
+        value_dim = config.value_dim or key_dim
+        q_dim = q_dim // value_dim * key_dim
         for kind in ("weight", "bias"):
             qkv = weights.pop(f"{prefix}attn_qkv.{kind}", None)
             if qkv is None:
                 continue
-            parts = np.split(qkv, [q_dim, q_dim + (len(qkv) - q_dim) // 2])
+            k_dim = (len(qkv) - q_dim) * key_dim // (key_dim + value_dim)
+            parts = np.split(qkv, [q_dim, q_dim + k_dim])
             for name, part in zip("qkv", parts, strict=True):
                 weights[f"{prefix}attn_{name}.{kind}"] = part
     shared, shared_down = (

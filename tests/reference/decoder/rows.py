@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tests.reference.quant import dequantise_q8_rows, quantise_q8_rows
 from tests.reference.softmax_state import Array
@@ -38,6 +39,8 @@ class Rows:
         self.config = config
         self.weights = weights
         self.rope_layout: RopeLayout = rope_layout
+        # Which adapter counts in the rows of the present call, from 1 on, 0 for none.
+        self.adapters: NDArray[np.int64] | None = None
         self._quantised = quantised
         self._scale_block_of = scale_block_of
 
@@ -49,6 +52,10 @@ class Rows:
             scale_block = self._scale_block_of(self._quantised[stored])
             x = dequantise_q8_rows(*quantise_q8_rows(x, scale_block))
         out = x @ weights[name + ".weight"].astype(np.float64).T
+        if self.adapters is not None and name + ".lora_a" in weights:
+            a, b = (weights[f"{name}.lora_{half}"].astype(np.float64) for half in "ab")
+            for row, adapter in enumerate(self.adapters):
+                out[row] += b[adapter] @ (a[adapter] @ x[row])
         out = out * weights.get(name + ".scale", np.float32(1.0)).astype(np.float64)
         bias = weights.get(name + ".bias")
         return out if bias is None else out + bias

@@ -93,8 +93,9 @@ class ReferenceDecoder:
 
     def _make_layer(self, make_layer: Callable[..., AttentionLayer], layer: int) -> AttentionLayer:
         window = self.config.windows[layer]
+        sliding_scale = self.config.sliding_scale if window is not None else 0.0
         options: dict[str, Any] = {
-            "scale": self.config.attention_scale,
+            "scale": sliding_scale or self.config.attention_scale,
             "soft_cap": self.config.attention_soft_cap,
         }
         sinks = self.weights.get(f"blk.{layer}.attn_sinks.weight")
@@ -132,6 +133,7 @@ class DecoderRun:
             rope_layout=rope_layout,
             scale_block_of=scale_block_of,
         )
+        self._adapter_numbers: list[int] = []
         self._attention = AttentionBlocks(self.rows, cache_type=cache_type)
         self._recurrent = RecurrentBlocks(self.rows)
         self._mixed = MixedStreams(self.rows)
@@ -145,6 +147,11 @@ class DecoderRun:
     def chosen(self) -> list[Array]:
         """Of the last call's tokens what they read, of layers with indexers."""
         return self._attention.chosen
+
+    @property
+    def chosen_by_head(self) -> list[list[Array]]:
+        """The same of every KV head, where these read other blocks."""
+        return self._attention.chosen_by_head
 
     @property
     def margins(self) -> list[float]:
@@ -173,6 +180,8 @@ class DecoderRun:
         config = self.rows.config
         if config.family.mixes_streams:
             return self._run_mixed(tokens, attention)
+        if config.adapter_tokens:
+            tokens = self._choose_adapters(tokens)
         x = embedded = self._embed(tokens)
         positions = np.arange(self.position, self.position + len(tokens))[:, None]
         if "position_embd.weight" in weights:
@@ -286,6 +295,23 @@ class DecoderRun:
         output = "output" if "output.weight" in self.rows.weights else "token_embd"
         self.hidden, _ = mixed.mix("output_hc", streams)
         return self.rows.linear(output, self.hidden)
+
+    def _choose_adapters(self, tokens: Tokens) -> Tokens:
+        """What the tokens are read as; from those that choose an adapter on it counts.
+
+        Where several have been read, a head that attends to them alone gives the mean of their
+        numbers, which is rounded.
+        """
+        config = self.rows.config
+        numbers = {token: i + 1 for i, (token, _) in enumerate(config.adapter_tokens)}
+        chosen = []
+        for token in np.asarray(tokens).tolist():
+            self._adapter_numbers.append(numbers.get(token, 0))
+            seen = np.array(self._adapter_numbers)
+            weights = np.exp(np.where(seen > 0, 1.0, -1.0) * config.adapter_gain)
+            chosen.append(int(np.float32(seen @ weights / weights.sum()) + np.float32(0.5)))
+        self.rows.adapters = np.array(chosen)
+        return [dict(config.adapter_tokens).get(token, token) for token in map(int, tokens)]
 
     def _embed(self, tokens: Tokens) -> Array:
         """What goes into the first layer, [n_tokens, model_dim]."""
