@@ -48,9 +48,9 @@ void Decoder::forward(Span<const Step> steps, Workspace& workspace, const Observ
     } else {
       size_t first_row = 0;
       for (const Step& step : steps) {
-        run_layer({config_, weights_, workspace, step, layer, first_row,
-                   adapters_of(step, first_row, workspace)},
-                  observer);
+        run_layer(
+            {config_, weights_, workspace, step, layer, first_row, adapters_of(step, first_row, workspace)},
+            observer);
         first_row += step.tokens.size;
       }
     }

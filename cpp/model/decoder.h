@@ -20,9 +20,7 @@ class Decoder {
   // it has its own. Throws std::invalid_argument where their widths or vocabularies differ.
   Decoder(const DecoderConfig& config, const KernelTable& table,
           std::shared_ptr<const Decoder> main = nullptr)
-      : config_(config),
-        main_(std::move(main)),
-        weights_(config, table, main_ ? &main_->weights_ : nullptr) {
+      : config_(config), main_(std::move(main)), weights_(config, table, main_ ? &main_->weights_ : nullptr) {
     const size_t n = config_.adapter_tokens.size();
     one_adapter_.assign(n * n, 0.0f);
     for (size_t i = 0; i < n; ++i) one_adapter_[i * n + i] = 1.0f;

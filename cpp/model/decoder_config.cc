@@ -44,7 +44,8 @@ void check_attention(const DecoderConfig& config, const LayerSpec& layer) {
   if (!layer.latent.is_none()) check_latent(layer, rope);
   EH2O_CHECK(2 * rope.n_pairs() <= layer.heads.key_dim, "rope_inv_freq has ", rope.n_pairs(),
              " entries, more than half of head_dim = ", layer.heads.key_dim);
-  EH2O_CHECK(!layer.has_latent_key_norm || !layer.latent.is_none(), "a norm of latent keys that there are not");
+  EH2O_CHECK(!layer.has_latent_key_norm || !layer.latent.is_none(),
+             "a norm of latent keys that there are not");
   EH2O_CHECK(layer.value_scale > 0.0f && (layer.value_scale == 1.0f || layer.latent.is_none()),
              "value_scale = ", layer.value_scale, " is of plain attention, and positive");
   EH2O_CHECK(!layer.is_chunked || layer.window > 0, "chunks of a window that there is not");
@@ -158,8 +159,8 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
            !layer.has_output_gate() && !config.centres_norms && !config.has_norm_biases),
       "LAuReL and several residual streams go with plain attention and plain networks");
   for (const GateLimits& limits : {layer.limits, layer.shared_limits}) {
-    EH2O_CHECK(!limits.any() || (limits.gate > 0.0f && limits.up > 0.0f && layer.has_gate()),
-               "limits of ", limits.gate, " and ", limits.up, " of a gate that is not there, or of half of it");
+    EH2O_CHECK(!limits.any() || (limits.gate > 0.0f && limits.up > 0.0f && layer.has_gate()), "limits of ",
+               limits.gate, " and ", limits.up, " of a gate that is not there, or of half of it");
   }
   EH2O_CHECK(!layer.cuts_gate() || (layer.has_gate() && layer.ffn == FfnKind::kGated && layer.ffn_dim > 1),
              "a cutoff of a gate that is not there");
@@ -340,11 +341,11 @@ void DecoderConfig::check() const {
                rope.n_pairs());
   }
   check_streams(*this);
-  EH2O_CHECK(!chooses_adapters() ||
-                 (adapter_tokens.size() == adapter_scales.size() && adapter_gain > 0.0f && passes.empty() &&
-                  !reads_hidden && !norms_embeddings && token_input_dim() == 0),
-             adapter_tokens.size(), " tokens that choose one of ", adapter_scales.size(),
-             " adapters, by a gain of ", adapter_gain, ", of a plain decoder");
+  EH2O_CHECK(
+      !chooses_adapters() || (adapter_tokens.size() == adapter_scales.size() && adapter_gain > 0.0f &&
+                              passes.empty() && !reads_hidden && !norms_embeddings && token_input_dim() == 0),
+      adapter_tokens.size(), " tokens that choose one of ", adapter_scales.size(), " adapters, by a gain of ",
+      adapter_gain, ", of a plain decoder");
   for (const AdapterToken& each : adapter_tokens) {
     EH2O_CHECK(each.token >= 0 && each.substitute >= 0 && static_cast<size_t>(each.token) < vocab_size &&
                    static_cast<size_t>(each.substitute) < vocab_size,

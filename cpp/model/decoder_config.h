@@ -87,7 +87,7 @@ struct DecoderConfig {
   // adds 1 to the sum, the second 2, and so on, and 0 is none. Empty: sequences say it.
   std::vector<AdapterToken> adapter_tokens;
   float adapter_gain = 0.0f;
-  size_t token_input_rows = 0;        // tokens of each part that the table of inputs per token is loaded in
+  size_t token_input_rows = 0;  // tokens of each part that the table of inputs per token is loaded in
   // A layer that guesses tokens ahead (MTP): beside a token it reads what logits are made of at the token
   // before, and it has logits of the first n_guessed tokens only.
   bool reads_hidden = false;

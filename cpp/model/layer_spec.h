@@ -86,9 +86,9 @@ struct LayerSpec {
   bool qk_norm_after_rope = false;
   bool has_latent_key_norm = false;  // RMS norm of the part of latent keys that is rotated, before it is
   bool has_plain_qk_norm = false;    // of heads: the norm has no weights
-  bool has_sinks = false;          // a logit per head that takes a part of every softmax and has no value
-  bool norms_values = false;       // RMS norm of every head of the values, without weights
-  float value_scale = 1.0f;        // factor of the values
+  bool has_sinks = false;            // a logit per head that takes a part of every softmax and has no value
+  bool norms_values = false;         // RMS norm of every head of the values, without weights
+  float value_scale = 1.0f;          // factor of the values
   // A query at position p is multiplied by
   // 1 + temperature_scale * ln(1 + floor((p + temperature_offset) / temperature_period)).
   float temperature_scale = 0.0f;

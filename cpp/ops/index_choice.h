@@ -61,8 +61,8 @@ class IndexChoice {
   size_t n_together_;  // queries whose scores are there at once
   float* signed_;      // [n_together][n_heads][2][key_dim]: of heads that choose alone, queries and -queries
   float* scores_;      // [n_together][n_choices][max_context] of keys
-  float* panels_;  // [n_threads] keys of a block
-  float* ranked_;  // [n_threads][max_context]
+  float* panels_;      // [n_threads] keys of a block
+  float* ranked_;      // [n_threads][max_context]
   size_t panel_floats_, n_used_;
 };
 
