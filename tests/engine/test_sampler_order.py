@@ -120,7 +120,9 @@ def test_any_order_is_the_definition(
         if share > 0:
             for token, value in _oracle(logits, samplers, recent, options, acts).items():
                 expected[token] = expected.get(token, 0.0) + share * value
-    found = {token: p for token, p in distribution_of(sampler, logits).items() if p > 0}
+    # Numbers of 32 bits cannot tell what is less likely than that from what cannot be.
+    expected = {token: p for token, p in expected.items() if p > 1e-30}
+    found = {token: p for token, p in distribution_of(sampler, logits).items() if p > 1e-30}
     assert found == pytest.approx(expected, rel=2e-5)
 
 
