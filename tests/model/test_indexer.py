@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from tests.model.model_pair import (
     relative_error,
     split,
 )
-from tests.models.tiny_file import read
+from tests.models.tiny_file import changed_key, read
 from tests.reference.decoder import ReferenceDecoder
 from tests.reference.dense import DenseLayer
 from tests.tiny_models import TinyModelFactory
@@ -275,14 +275,7 @@ def test_layers_that_share(tiny_model: TinyModelFactory) -> None:
 def test_numbers_that_do_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: object, problem: str
 ) -> None:
-    def changed(original: Callable[..., None]) -> Callable[..., None]:
-        def add(writer: GGUFWriter, name: str, given: object) -> None:
-            original(writer, name, value if name == f"glm-dsa.attention.{key}" else given)
-
-        return add
-
-    for name in ("add_uint32", "add_array"):
-        monkeypatch.setattr(GGUFWriter, name, changed(getattr(GGUFWriter, name)))
-    path = write_tiny_model(tmp_path / "tiny.gguf", **KINDS["glm-dsa"])
+    with changed_key(monkeypatch, f"glm-dsa.attention.{key}", value):
+        path = write_tiny_model(tmp_path / "tiny.gguf", **KINDS["glm-dsa"])
     with pytest.raises(FormatError, match=problem):
         read(path)

@@ -6,12 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from gguf import GGUFWriter
 
 from edgeh2o.cli.main import main
 from edgeh2o.errors import FormatError
 from edgeh2o.runners.core_config import core_config
-from tests.models.tiny_file import read, read_tiny, write_tiny
+from tests.models.tiny_file import changed_key, read, read_tiny, write_tiny
 from tests.tiny_models import TinyModelFactory
 from tools.tiny_models.tensors import Tensors
 
@@ -36,33 +35,18 @@ def test_layers_of_dots3note(tiny_model: TinyModelFactory) -> None:
 
 
 def test_keys_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = {name: getattr(GGUFWriter, name) for name in ("add_uint32", "add_array")}
-    for method, key, value, problem in (
-        ("add_uint32", "kv_lora_rank_swa", 0, r"kv_lora_rank_swa' is 0"),
-        ("add_uint32", "kv_lora_rank_swa", 24, r"'blk.0.attn_kv_a_norm.weight' has shape"),
-        ("add_uint32", "key_length_mla_swa", 16, r"key_length_mla_swa' is 16"),
-        ("add_uint32", "value_length_mla_swa", None, r"value_length_mla_swa' .* is missing"),
-        ("add_array", "indexer.types", [True] * 6, "must name the layers without a window"),
-        ("add_array", "indexer.types", [False] * 3, "has 3 items, but must have 6"),
+    for key, value, problem in (
+        ("kv_lora_rank_swa", 0, r"kv_lora_rank_swa' is 0"),
+        ("kv_lora_rank_swa", 24, r"'blk.0.attn_kv_a_norm.weight' has shape"),
+        ("key_length_mla_swa", 16, r"key_length_mla_swa' is 16"),
+        ("value_length_mla_swa", None, r"value_length_mla_swa' .* is missing"),
+        ("indexer.types", [True] * 6, "must name the layers without a window"),
+        ("indexer.types", [False] * 3, "has 3 items, but must have 6"),
     ):
-
-        def add(
-            writer: GGUFWriter,
-            full: str,
-            given: object,
-            method: str = method,
-            changed: str = f"dots3note.attention.{key}",
-            value: object = value,
-        ) -> None:
-            if full != changed:
-                original[method](writer, full, given)
-            elif value is not None:
-                original[method](writer, full, value)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(GGUFWriter, method, add)
-            with pytest.raises(FormatError, match=problem):
-                read(write_tiny(tmp_path, "dots3note", **OPTIONS))
+        with changed_key(monkeypatch, f"dots3note.attention.{key}", value):
+            path = write_tiny(tmp_path, "dots3note", **OPTIONS)
+        with pytest.raises(FormatError, match=problem):
+            read(path)
 
 
 def test_tensors_that_cannot_be(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGUFWriter
 
 from edgeh2o import _core
 from edgeh2o.cli.main import main
@@ -23,7 +22,7 @@ from tests.model.model_pair import (
     random_tokens,
     relative_error,
 )
-from tests.models.tiny_file import read_tiny, write_tiny
+from tests.models.tiny_file import changed_key, read_tiny, write_tiny
 from tests.tiny_models import TinyModelFactory
 from tools.tiny_models.tensors import Tensors
 
@@ -72,35 +71,19 @@ def test_which_adapter_counts(tiny_model: TinyModelFactory) -> None:
 
 
 def test_keys_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = {name: getattr(GGUFWriter, name) for name in ("add_uint32", "add_array")}
-    for method, key, value, problem in (
-        ("add_uint32", "count", 4, r"token_ids_activate' has 3 items, but must have 4"),
-        ("add_uint32", "count", None, r"adapters\.count' .* is missing"),
-        ("add_uint32", "lora_rank", 0, r"adapters\.lora_rank' is 0"),
-        ("add_uint32", "lora_rank", 3, r"lora_a' is F32 of shape \[32, 4, 4\]"),
-        ("add_array", "token_ids_activate", [60, 70, 60], r"names a token twice"),
-        ("add_array", "token_ids_substitute", [60, 70, 320], r"names token 320, but the vocab"),
-        ("add_array", "token_ids_substitute", [60, 70, -1], r"names token -1, but the vocabulary"),
+    for key, value, problem in (
+        ("count", 4, r"token_ids_activate' has 3 items, but must have 4"),
+        ("count", None, r"adapters\.count' .* is missing"),
+        ("lora_rank", 0, r"adapters\.lora_rank' is 0"),
+        ("lora_rank", 3, r"lora_a' is F32 of shape \[32, 4, 4\]"),
+        ("token_ids_activate", [60, 70, 60], r"names a token twice"),
+        ("token_ids_substitute", [60, 70, 320], r"names token 320, but the vocab"),
+        ("token_ids_substitute", [60, 70, -1], r"names token -1, but the vocabulary"),
     ):
-
-        def add(
-            writer: GGUFWriter,
-            full: str,
-            given: object,
-            method: str = method,
-            changed: str = f"graniteswitch.adapters.{key}",
-            value: object = value,
-        ) -> None:
-            if full != changed:
-                original[method](writer, full, given)
-            elif value is not None:
-                original[method](writer, full, value)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(GGUFWriter, method, add)
+        with changed_key(monkeypatch, f"graniteswitch.adapters.{key}", value):
             path = write_tiny(tmp_path, "graniteswitch")
-            with pytest.raises(FormatError, match=problem), NativeModelFile(path):
-                pass
+        with pytest.raises(FormatError, match=problem), NativeModelFile(path):
+            pass
 
 
 def test_tensors_that_cannot_be(tmp_path: Path) -> None:

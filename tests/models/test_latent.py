@@ -12,7 +12,7 @@ from gguf import GGUFWriter
 from edgeh2o.errors import FormatError, UsageError
 from edgeh2o.model_config import DecoderConfig
 from edgeh2o.rope_config import RopeConfig
-from tests.models.tiny_file import read
+from tests.models.tiny_file import changed_key, read
 from tests.tiny_models import TinyModelFactory
 from tools.make_tiny_model import write_tiny_model
 from tools.tiny_models.latent import EXPERT_SCALE
@@ -110,15 +110,10 @@ def test_yarn_scales_logits(tiny_model: TinyModelFactory) -> None:
 def test_numbers_that_do_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: int, problem: str
 ) -> None:
-    original = GGUFWriter.add_uint32
-
-    def add(writer: GGUFWriter, name: str, number: int) -> None:
-        original(writer, name, value if name == f"deepseek2.{key}" else number)
-
-    monkeypatch.setattr(GGUFWriter, "add_uint32", add)
     groups = {"n_experts": 8, "n_experts_used": 3, "n_expert_groups": 4, "n_expert_groups_used": 2}
     path = tmp_path / "tiny.gguf"
-    write_tiny_model(path, architecture="deepseek2", **SHAPE, **groups)
+    with changed_key(monkeypatch, f"deepseek2.{key}", value):
+        write_tiny_model(path, architecture="deepseek2", **SHAPE, **groups)
     with pytest.raises(FormatError, match=problem):
         read(path)
 

@@ -13,7 +13,7 @@ from edgeh2o.errors import FormatError
 from edgeh2o.model_config import DecoderConfig, own_layers
 from edgeh2o.runners.core_config import core_config
 from edgeh2o.runners.native import NativeModelFile
-from tests.models.tiny_file import read, read_tiny, write_tiny
+from tests.models.tiny_file import changed_key, read, read_tiny, write_tiny
 from tests.tiny_models import TinyModelFactory
 
 
@@ -101,17 +101,10 @@ def test_cycles_of_two_stacks(tiny_model: TinyModelFactory) -> None:
 def test_cycles_that_cannot_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: int | None, problem: str
 ) -> None:
-    write = GGUFWriter.add_uint32
-
-    def add(writer: GGUFWriter, name: str, number: int) -> None:
-        if name != f"hrm_text.{key}":
-            write(writer, name, number)
-        elif value is not None:
-            write(writer, name, value)
-
-    monkeypatch.setattr(GGUFWriter, "add_uint32", add)
+    with changed_key(monkeypatch, f"hrm_text.{key}", value):
+        path = write_tiny(tmp_path, "hrm_text", n_layers=2)
     with pytest.raises(FormatError, match=f"metadata key {problem}"):
-        read(write_tiny(tmp_path, "hrm_text", n_layers=2))
+        read(path)
 
 
 def test_states_that_cannot_be(tiny_model: TinyModelFactory) -> None:

@@ -12,7 +12,7 @@ from gguf import GGUFWriter
 from edgeh2o.errors import FormatError
 from edgeh2o.model_config import DecoderConfig
 from edgeh2o.runners.core_config import core_config
-from tests.models.tiny_file import read, read_tiny, write_tiny
+from tests.models.tiny_file import changed_key, read, read_tiny, write_tiny
 from tests.tiny_models import TinyModelFactory
 from tools.tiny_models.tensors import Tensors
 
@@ -122,13 +122,7 @@ def test_what_bailingmoe3_does_not_have(
 def test_bad_keys_of_delta_nets_with_row_decays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: float, problem: str
 ) -> None:
-    kind = {"safe_gate": "bool", "head_dim": "uint32"}.get(key, "float32")
-    original = getattr(GGUFWriter, f"add_{kind}")
-
-    def add(writer: GGUFWriter, name: str, given: float) -> None:
-        original(writer, name, value if name.endswith(f".kda.{key}") else given)
-
-    monkeypatch.setattr(GGUFWriter, f"add_{kind}", add)
-    path = write_tiny(tmp_path, "bailingmoe3")
+    with changed_key(monkeypatch, f"bailingmoe3.kda.{key}", value):
+        path = write_tiny(tmp_path, "bailingmoe3")
     with pytest.raises(FormatError, match=rf"bailingmoe3\.kda\.{key}'.*{problem}"):
         read(path)

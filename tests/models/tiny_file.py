@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
+from gguf import GGUFWriter
 
 from edgeh2o.formats.gguf import open_gguf
 from edgeh2o.model_config import DecoderConfig
@@ -34,3 +38,23 @@ def read(path: Path, **options: object) -> tuple[DecoderConfig, list[TensorBindi
 
 def read_tiny(tiny_model: TinyModelFactory, architecture: str, **options: object) -> DecoderConfig:
     return read(tiny_model(architecture=architecture, **{**SHAPE, **options}))[0]
+
+
+@contextmanager
+def changed_key(monkeypatch: pytest.MonkeyPatch, key: str, value: object) -> Iterator[None]:
+    """Files that are written meanwhile have another ``value`` of a key; None: they lack the key."""
+
+    def changed(write: Callable[..., None]) -> Callable[..., None]:
+        def add(writer: GGUFWriter, name: str, given: object, **options: object) -> None:
+            if name != key:
+                write(writer, name, given, **options)
+            elif value is not None:
+                write(writer, name, value, **options)
+
+        return add
+
+    with monkeypatch.context() as patch:
+        for kind in ("uint32", "float32", "bool", "array"):
+            name = f"add_{kind}"
+            patch.setattr(GGUFWriter, name, changed(getattr(GGUFWriter, name)))
+        yield
