@@ -19,6 +19,32 @@ Edit = Callable[[Tensors], None]
 FFN_DIM = 96
 
 
+class _Weights:
+    """Random tensors by name, in the order in which they are asked for."""
+
+    def __init__(self, seed: int) -> None:
+        self.tensors: Tensors = {}
+        self._rng = NormalNumbers(seed)
+
+    def normal(self, name: str, *shape: int, std: float, mean: float = 0.0) -> None:
+        values = mean + std * self._rng.standard_normal(shape)
+        self.tensors[name] = values.astype(np.float32)
+
+    def gains(self, width: int, name: str) -> None:
+        """Of a norm."""
+        self.normal(f"{name}.weight", width, std=0.1, mean=1.0)
+
+    def add_tokens(self, name: str, n_tokens: int, width: int) -> None:
+        """A row for every token."""
+        self.normal(f"{name}.weight", n_tokens, width, std=2.0 * width**-0.5)
+
+    def add_network(self, prefix: str, width: int, ffn_dim: int) -> None:
+        """Gate, up and down of a layer."""
+        for name in ("gate", "up"):
+            self.normal(f"{prefix}ffn_{name}.weight", ffn_dim, width, std=width**-0.5)
+        self.normal(f"{prefix}ffn_down.weight", width, ffn_dim, std=ffn_dim**-0.5)
+
+
 def write_assistant(
     path: Path,
     model: TinyModel,
@@ -32,36 +58,30 @@ def write_assistant(
     **keys: int,
 ) -> Path:
     """Of a gemma4: two layers with a window, and one without; ``keys`` replace what they say."""
-    rng = NormalNumbers(seed)
+    weights = _Weights(seed)
+    normal, gains = weights.normal, weights.gains
     pattern = (True, True, False)
     of_kind = {has_window: i for i, has_window in enumerate(model.pattern)}  # the last of each
     lenders = [of_kind[has_window] for has_window in pattern]
-    tensors: Tensors = {}
-
-    def normal(name: str, *shape: int, std: float, mean: float = 0.0) -> None:
-        tensors[name] = (mean + std * rng.standard_normal(shape)).astype(np.float32)
-
     width = model.model_dim
-    normal("token_embd.weight", model.vocab_size, model_dim, std=2.0 * model_dim**-0.5)
-    normal("output_norm.weight", model_dim, std=0.1, mean=1.0)
+    weights.add_tokens("token_embd", model.vocab_size, model_dim)
+    gains(model_dim, "output_norm")
     normal("nextn.pre_projection.weight", model_dim, 2 * width, std=(2 * width) ** -0.5)
     normal("nextn.post_projection.weight", width, model_dim, std=model_dim**-0.5)
     factors = np.ones(model.n_pairs, np.float32)
     factors[model.n_pairs // 4 :] = 1e30
-    tensors["rope_freqs.weight"] = factors
+    weights.tensors["rope_freqs.weight"] = factors
     for layer, lender in enumerate(lenders):
         prefix, head_dim = f"blk.{layer}.", model.head_dims[lender]
         for name in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):
-            normal(f"{prefix}{name}.weight", model_dim, std=0.1, mean=1.0)
+            gains(model_dim, f"{prefix}{name}")
         normal(f"{prefix}attn_q.weight", n_heads * head_dim, model_dim, std=model_dim**-0.5)
-        normal(f"{prefix}attn_q_norm.weight", head_dim, std=0.1, mean=1.0)
+        gains(head_dim, f"{prefix}attn_q_norm")
         normal(f"{prefix}attn_output.weight", model_dim, n_heads * head_dim, std=0.1)
-        normal(f"{prefix}ffn_gate.weight", ffn_dim, model_dim, std=model_dim**-0.5)
-        normal(f"{prefix}ffn_up.weight", ffn_dim, model_dim, std=model_dim**-0.5)
-        normal(f"{prefix}ffn_down.weight", model_dim, ffn_dim, std=ffn_dim**-0.5)
+        weights.add_network(prefix, model_dim, ffn_dim)
         normal(f"{prefix}layer_output_scale.weight", 1, std=0.1, mean=0.9)
     if edit is not None:
-        edit(tensors)
+        edit(weights.tensors)
     sliding = model.head_dim_sliding or model.head_dim
     numbers: dict[str, int | Sequence[int]] = {
         "attention.head_count_kv": [model.layers[lender][1] for lender in lenders],
@@ -79,7 +99,7 @@ def write_assistant(
     writer.add_sliding_window_pattern(list(pattern))
     if model.rope_base_sliding is not None:
         writer.add_rope_freq_base_swa(model.rope_base_sliding)
-    return _end(writer, path, tensors, tensor_type)
+    return _end(writer, path, weights.tensors, tensor_type)
 
 
 def write_eagle3(
@@ -102,33 +122,26 @@ def write_eagle3(
     **keys: int,
 ) -> Path:
     """It reads what comes before ``layers``, and has logits of ``guessed``; None: of all tokens."""
-    rng = NormalNumbers(seed)
-    tensors: Tensors = {}
-
-    def normal(name: str, *shape: int, std: float, mean: float = 0.0) -> None:
-        tensors[name] = (mean + std * rng.standard_normal(shape)).astype(np.float32)
-
+    weights = _Weights(seed)
+    normal, gains = weights.normal, weights.gains
     width, features = model_dim or model.model_dim, len(layers) * model.model_dim
     head_dim = model.head_dim
     if has_embedding:
-        normal("token_embd.weight", model.vocab_size, width, std=2.0 * width**-0.5)
-    normal("output_norm.weight", width, std=0.1, mean=1.0)
+        weights.add_tokens("token_embd", model.vocab_size, width)
+    gains(width, "output_norm")
     if has_output:
-        n_outputs = model.vocab_size if guessed is None else len(guessed)
-        normal("output.weight", n_outputs, width, std=2.0 * width**-0.5)
+        weights.add_tokens("output", model.vocab_size if guessed is None else len(guessed), width)
     if norms_features:
-        normal("enc.output_norm.weight", features, std=0.1, mean=1.0)
+        gains(features, "enc.output_norm")
     normal("fc.weight", width, features, std=features**-0.5)
     for name in ("attn_norm", "attn_norm_2", "ffn_norm"):
-        normal(f"blk.0.{name}.weight", width, std=0.1, mean=1.0)
+        gains(width, f"blk.0.{name}")
     for letter, n in (("q", n_heads), ("k", n_kv_heads), ("v", n_kv_heads)):
         normal(f"blk.0.attn_{letter}.weight", n * head_dim, 2 * width, std=width**-0.5)
     normal("blk.0.attn_output.weight", width, n_heads * head_dim, std=0.2)
-    normal("blk.0.ffn_gate.weight", ffn_dim, width, std=width**-0.5)
-    normal("blk.0.ffn_up.weight", ffn_dim, width, std=width**-0.5)
-    normal("blk.0.ffn_down.weight", width, ffn_dim, std=ffn_dim**-0.5)
+    weights.add_network("blk.0.", width, ffn_dim)
     if edit is not None:
-        edit(tensors)
+        edit(weights.tensors)
     writer = _begin(path, "eagle3", model, width, n_heads, 1, ffn_dim)
     writer.add_array("eagle3.target_layers", list(layers))
     numbers = {"attention.head_count_kv": n_kv_heads, "target_hidden_size": model.model_dim}
@@ -137,7 +150,7 @@ def write_eagle3(
     writer.add_bool("eagle3.norm_before_residual", norms_residual)
     if guessed is not None:
         writer.add_tensor("d2t", np.asarray(guessed, np.int64))
-    return _end(writer, path, tensors, tensor_type)
+    return _end(writer, path, weights.tensors, tensor_type)
 
 
 def write_dflash(
@@ -160,36 +173,29 @@ def write_dflash(
     **keys: int,
 ) -> Path:
     """It reads what comes before ``layers``; the first of its own have a ``window``, 0 for none."""
-    rng = NormalNumbers(seed)
-    tensors: Tensors = {}
-
-    def normal(name: str, *shape: int, std: float, mean: float = 0.0) -> None:
-        tensors[name] = (mean + std * rng.standard_normal(shape)).astype(np.float32)
-
+    weights = _Weights(seed)
+    normal, gains = weights.normal, weights.gains
     width, features = model.model_dim, len(layers) * model.model_dim
     n_heads, head_dim = 4, model.head_dim
     if has_embedding:
-        normal("token_embd.weight", model.vocab_size, width, std=2.0 * width**-0.5)
-    normal("output_norm.weight", width, std=0.1, mean=1.0)
+        weights.add_tokens("token_embd", model.vocab_size, width)
+    gains(width, "output_norm")
     if has_output:
-        n_outputs = model.vocab_size if guessed is None else len(guessed)
-        normal("output.weight", n_outputs, width, std=2.0 * width**-0.5)
-    normal("enc.output_norm.weight", width, std=0.1, mean=1.0)
+        weights.add_tokens("output", model.vocab_size if guessed is None else len(guessed), width)
+    gains(width, "enc.output_norm")
     normal("fc.weight", width, features, std=features**-0.5)
     for layer in range(n_layers):
         prefix = f"blk.{layer}."
         for name in ("attn_norm", "ffn_norm"):
-            normal(f"{prefix}{name}.weight", width, std=0.1, mean=1.0)
+            gains(width, f"{prefix}{name}")
         for letter, n in (("q", n_heads), ("k", n_kv_heads), ("v", n_kv_heads)):
             normal(f"{prefix}attn_{letter}.weight", n * head_dim, width, std=width**-0.5)
         for letter in "qk":
-            normal(f"{prefix}attn_{letter}_norm.weight", head_dim, std=0.1, mean=1.0)
+            gains(head_dim, f"{prefix}attn_{letter}_norm")
         normal(f"{prefix}attn_output.weight", width, n_heads * head_dim, std=0.2)
-        normal(f"{prefix}ffn_gate.weight", ffn_dim, width, std=width**-0.5)
-        normal(f"{prefix}ffn_up.weight", ffn_dim, width, std=width**-0.5)
-        normal(f"{prefix}ffn_down.weight", width, ffn_dim, std=ffn_dim**-0.5)
+        weights.add_network(prefix, width, ffn_dim)
     if edit is not None:
-        edit(tensors)
+        edit(weights.tensors)
     writer = _begin(path, "dflash", model, width, n_heads, n_layers, ffn_dim)
     writer.add_array("dflash.target_layers", list(layers))
     writer.add_mask_token_id(mask_token)
@@ -200,7 +206,7 @@ def write_dflash(
         writer.add_sliding_window_pattern([layer + 1 < n_layers for layer in range(n_layers)])
     if guessed is not None:
         writer.add_tensor("d2t", np.asarray(guessed, np.int64))
-    return _end(writer, path, tensors, tensor_type)
+    return _end(writer, path, weights.tensors, tensor_type)
 
 
 def _begin(
