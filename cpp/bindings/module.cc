@@ -38,6 +38,7 @@ PYBIND11_MODULE(_core, module) {
   bind_model(module);
   bind_packed_weights(module);
   bind_sequence(module);
+  bind_drafting(module);
   bind_device(module);
   bind_chunked_attention(module);
   bind_strings(module);

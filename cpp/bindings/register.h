@@ -15,6 +15,7 @@ inline PromptEnd prompt_end(bool is_last, bool stays_open) {
 void bind_attention(pybind11::module_& module);
 void bind_chunked_attention(pybind11::module_& module);
 void bind_device(pybind11::module_& module);
+void bind_drafting(pybind11::module_& module);
 void bind_matmul(pybind11::module_& module);
 void bind_model(pybind11::module_& module);
 void bind_packed_weights(pybind11::module_& module);

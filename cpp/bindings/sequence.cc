@@ -14,79 +14,17 @@
 #include "base/check.h"
 #include "base/parallel.h"
 #include "bindings/buffers.h"
+#include "bindings/decoder_sequence.h"
 #include "bindings/register.h"
 #include "bindings/sequence_methods.h"
-#include "isa/select.h"
 #include "model/decoder.h"
 #include "model/eviction.h"
-#include "model/lent_rows.h"
-#include "model/mixers/attention.h"
 #include "ops/decode_attention.h"
 
 namespace py = pybind11;
 
 namespace edgeh2o {
 namespace {
-
-using PolicyPtr = std::shared_ptr<SparsePolicy>;
-
-// A workspace, and the decoder that it serves.
-struct DecoderWorkspace {
-  DecoderWorkspace(std::shared_ptr<const Decoder> model, std::optional<int> n_threads)
-      : decoder(std::move(model)),
-        workspace(decoder->config(), decoder->weights().table(), n_threads.value_or(num_threads())) {}
-
-  std::shared_ptr<const Decoder> decoder;
-  Workspace workspace;
-};
-using WorkspacePtr = std::shared_ptr<DecoderWorkspace>;
-
-// A sequence in a decoder.
-struct DecoderSequence {
-  DecoderSequence(WorkspacePtr shared, PolicyPtr rule, const SequenceShape& shape)
-      : owner(std::move(shared)),
-        policy(rule),
-        sequence(decoder().weights().table(), decoder().config().keeps(), rule, shape) {
-    decoder().weights().check_complete();
-    const py::gil_scoped_release release;  // a call at work may want it
-    owner->workspace.fit(shape.batch_size, sequence);
-  }
-
-  const Decoder& decoder() const { return *owner->decoder; }
-  size_t vocab_size() const { return decoder().config().n_outputs(); }
-  size_t n_attending() const { return n_attending_layers(decoder().config(), sequence); }
-  size_t max_decode_tokens() const { return sequence.max_decode_tokens(); }
-  void forget_prompt() {
-    prompt_logits = py::none();
-    hidden = py::none();
-  }
-  void fetch_rows() {}
-  void fetch_states() {}
-  void expect_rows() {}
-  py::dict memory_bytes() const {
-    return estimate(decoder().config(), *policy, sequence.shape(), owner->workspace.n_threads());
-  }
-
-  static py::dict estimate(const DecoderConfig& config, const SparsePolicy& policy,
-                           const SequenceShape& shape, std::optional<int> n_threads) {
-    const KernelTable& table = active_kernel_table();
-    const auto threads = static_cast<size_t>(n_threads.value_or(num_threads()));
-    return to_dict(Sequence::estimate_bytes(table, config.keeps(), policy, shape, threads),
-                   Workspace::estimate_bytes(config, table, shape.batch_size, shape.max_context, threads));
-  }
-
-  WorkspacePtr owner;
-  PolicyPtr policy;
-  Sequence sequence;
-  py::object prompt_logits = py::none();
-  bool keeps_hidden = false;
-  // What is kept: what logits are made of, of the last token of a prompt alone if so, or the residual stream
-  // before these layers.
-  bool keeps_last_hidden = false;
-  std::vector<size_t> hidden_layers;
-  py::object hidden = py::none();  // [n][width] of the latest call, if they are kept
-  uint64_t last_call_allocations = 0;
-};
 
 // What the adapters of a model count in a sequence of it: what is asked for, else as the model has it.
 std::vector<float> scales_of(const Decoder& model, std::optional<std::vector<float>> asked) {
@@ -132,13 +70,6 @@ void run_steps(DecoderWorkspace& shared, Span<const Step> steps, const Observer&
 
 // Hidden rows that stand beside a call's tokens.
 using HiddenArray = std::optional<py::array_t<float, py::array::c_style>>;
-
-const float* view_hidden(const py::array_t<float, py::array::c_style>& rows, size_t n, size_t dim) {
-  EH2O_CHECK(rows.ndim() == 2 && static_cast<size_t>(rows.shape(0)) == n &&
-                 static_cast<size_t>(rows.shape(1)) == dim,
-             "hidden rows must be [", n, "][", dim, "], one for every token");
-  return rows.data();
-}
 
 // The step with its hidden rows, and with memory for those that come out, if they are kept.
 void add_hidden(DecoderSequence& self, const HiddenArray& hidden, Step* step) {
@@ -305,45 +236,6 @@ py::array_t<float> encode_rows(DecoderSequence& self,
   return out;
 }
 
-// A decoder that attends to the sequences of the model that it drafts for.
-struct LentReader {
-  LentReader(std::shared_ptr<const Decoder> model, std::optional<int> n_threads)
-      : shared(std::move(model), n_threads) {
-    EH2O_CHECK(shared.decoder->config().reads_lent() && shared.decoder->main(),
-               "this model reads no keys and values of another");
-    shared.decoder->weights().check_complete();
-    fit(1);
-  }
-
-  void fit(size_t max_context) {
-    const Decoder& decoder = *shared.decoder;
-    if (lent && lent->max_context() == max_context) return;
-    lent.emplace(decoder.weights().table(), decoder.config(), decoder.main()->config(), max_context);
-    shared.workspace.fit_scratch(1, lent->scratch_bytes(static_cast<size_t>(shared.workspace.n_threads())));
-  }
-
-  DecoderWorkspace shared;
-  std::optional<LentRows> lent;
-};
-
-// Logits [n_outputs] behind a token, and the hidden row [1][hidden_width] of the next guess.
-py::tuple guess(LentReader& self, DecoderSequence& target, int32_t token,
-                const py::array_t<float, py::array::c_style>& hidden) {
-  const Decoder& decoder = *self.shared.decoder;
-  EH2O_CHECK(&target.decoder() == decoder.main(), "the sequence is of another model than what drafts for it");
-  const size_t width = decoder.config().hidden_width();
-  const float* row = view_hidden(hidden, 1, width);
-  py::array_t<float> logits(static_cast<py::ssize_t>(decoder.config().n_outputs()));
-  py::array_t<float> next({size_t{1}, width});
-  float *logits_out = logits.mutable_data(), *next_out = next.mutable_data();
-  {
-    const py::gil_scoped_release release;
-    self.fit(target.sequence.shape().max_context);
-    decoder.guess({&target.sequence, &*self.lent, token, row, logits_out, next_out}, self.shared.workspace);
-  }
-  return py::make_tuple(logits, next);
-}
-
 void let_evict(DecoderSequence& self, bool is_allowed) {
   allow_eviction(self.decoder().config(), self.sequence, is_allowed);
   const py::gil_scoped_release release;  // a call at work may want it
@@ -469,21 +361,6 @@ void bind_sequence(py::module_& module) {
       py::arg("config"), py::arg("policy"), py::kw_only(), py::arg("max_context"), py::arg("batch_size"),
       py::arg("chunk_size"), py::arg("cache_type") = "f16");
   bind_prompt_methods<DecoderSequence>(c);
-
-  py::class_<LentReader>(module, "LentReader")
-      .def(py::init<std::shared_ptr<Decoder>, std::optional<int>>(), py::arg("model"),
-           py::arg("threads") = py::none())
-      .def("guess", &guess, py::arg("target"), py::arg("token"), py::arg("hidden"))
-      .def_static(
-          "estimate_bytes",
-          [](const DecoderConfig& config, const DecoderConfig& main, size_t max_context,
-             std::optional<int> n_threads) {
-            const KernelTable& table = active_kernel_table();
-            const auto threads = static_cast<size_t>(n_threads.value_or(num_threads()));
-            return LentRows(table, config, main, max_context).scratch_bytes(threads) +
-                   Workspace::estimate_bytes(config, table, 1, max_context, threads);
-          },
-          py::arg("config"), py::arg("main"), py::arg("max_context"), py::arg("threads") = py::none());
 }
 
 }  // namespace edgeh2o
