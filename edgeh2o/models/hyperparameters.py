@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..errors import FormatError
@@ -10,11 +10,19 @@ from ..formats.metadata import Metadata
 from ..model_config import LayerConfig, NgramConfig, own_layers
 from ..option_fields import MAX_CONTEXT
 from ..rope_config import RopeConfig
-from .experts import MAX_WIDTH, NO_LIMITS, ExpertRule, FeedForwardSizes, read_feed_forward
-from .hybrids import HybridRule, replace_attention, scan_sizes, ssd_sizes, wkv_sizes
+from .experts import MAX_WIDTH, ExpertRule, FeedForwardSizes, read_feed_forward
+from .hybrids import HybridRule, scan_sizes, ssd_sizes, wkv_sizes
 from .indexer import index_sizes, with_block_indexers, with_head_indexers, with_indexers
 from .keys import ArchitectureKeys
 from .latent import LatentLayout, LatentRule, latent_sizes, read_latent
+from .layer_keys import (
+    read_head_dims,
+    read_layers,
+    read_rotary_dim,
+    read_sliding_head_dim,
+    share_kv,
+    with_limits,
+)
 from .mixed_streams import ngram_sizes, read_ngrams, read_streams, with_ngrams
 from .passes import layers_of_passes, read_cycles, read_loops
 from .rope import (
@@ -36,7 +44,6 @@ from .windows import SlidingWindows, read_windows
 TOKENS_KEY = "tokenizer.ggml.tokens"
 TOKEN_TYPES_KEY = "tokenizer.ggml.token_type_count"
 
-SHARED_KV_KEY = "attention.shared_kv_layers"
 DRAFTING_KEY = "nextn_predict_layers"
 CAUSAL_KEY = "attention.causal"
 TOKEN_INPUT_KEY = "embedding_length_per_layer_input"
@@ -44,8 +51,6 @@ TOKEN_INPUT_KEY = "embedding_length_per_layer_input"
 TOKEN_INPUT_ROWS = 16384
 
 MAX_LAYERS = 512
-MAX_HEADS = 2**12
-MAX_HEAD_DIM = 2**13
 MAX_VOCAB = 2**24
 MAX_TOKEN_TYPES = 2**16
 
@@ -217,7 +222,7 @@ def read_hyperparameters(
         feed_forward = feed_forward.halved()
     widths = read_windows(keys, windows)
     has_rope = read_rope_layers(keys, rope, widths)
-    layers = _read_layers(keys, feed_forward, widths, has_rope, hybrid)
+    layers = read_layers(keys, feed_forward, widths, has_rope, hybrid)
     if windows is not None and windows.is_chunked:
         layers = tuple(replace(layer, is_chunked=layer.window > 0) for layer in layers)
     if feed_forward.is_dense:
@@ -229,7 +234,7 @@ def read_hyperparameters(
         layers = tuple(
             replace(layer, has_rope=layer.has_rope or layer.is_dense) for layer in layers
         )
-    layers = _with_limits(layers, feed_forward)
+    layers = with_limits(layers, feed_forward)
     model_dim = keys.integer("embedding_length", maximum=MAX_WIDTH)
     n_heads = next((layer.n_heads for layer in layers if layer.n_heads), 0)
     layout = read_latent(keys, latent, model_dim, n_heads) if latent else None
@@ -253,20 +258,20 @@ def read_hyperparameters(
     else:
         head_dim = value_dim = 0
         if n_heads:
-            head_dim, value_dim = _read_head_dims(
+            head_dim, value_dim = read_head_dims(
                 keys, model_dim, n_heads, may_differ=has_other_values
             )
-    rotary_dim = _read_rotary_dim(keys, "rope.dimension_count", head_dim) if head_dim else 0
+    rotary_dim = read_rotary_dim(keys, "rope.dimension_count", head_dim) if head_dim else 0
     sliding_rotary_dim = rotary_dim
     if windows is not None and windows.has_own_heads:
-        sliding_head_dim = _read_sliding_head_dim(keys)
-        sliding_rotary_dim = _read_rotary_dim(keys, "rope.dimension_count_swa", sliding_head_dim)
+        sliding_head_dim = read_sliding_head_dim(keys)
+        sliding_rotary_dim = read_rotary_dim(keys, "rope.dimension_count_swa", sliding_head_dim)
         layers = tuple(
             replace(layer, head_dim=sliding_head_dim if layer.window else head_dim)
             for layer in layers
         )
     if windows is not None and windows.has_own_rotary_dim:
-        sliding_rotary_dim = _read_rotary_dim(
+        sliding_rotary_dim = read_rotary_dim(
             keys, "rope.dimension_count_swa", head_dim, default=rotary_dim
         )
     if windows is not None and windows.halves_full_rotary:
@@ -278,7 +283,7 @@ def read_hyperparameters(
         rotary_dim //= 2
     if shares_kv:
         # Of Gemma 3n all files say: without the key a wrong answer would look like one.
-        layers = _share_kv(keys, layers, default=None if streams is not None else 0)
+        layers = share_kv(keys, layers, default=None if streams is not None else 0)
     if streams is not None:
         layers = with_cutoffs(keys, streams, layers)
     if scores_blocks:
@@ -331,66 +336,6 @@ def read_hyperparameters(
     )
 
 
-def _read_layers(
-    keys: ArchitectureKeys,
-    feed_forward: FeedForwardSizes,
-    windows: Sequence[int],
-    has_rope: Sequence[bool],
-    hybrid: HybridRule | None,
-) -> tuple[LayerConfig, ...]:
-    has_no_heads = hybrid is not None and (
-        hybrid.mixer == "none" or hybrid.selects or not hybrid.has_attention
-    )
-    n_heads = n_kv_heads = keys.integers(
-        "attention.head_count", maximum=MAX_HEADS, minimum=0 if has_no_heads else 1
-    )
-    if keys.has("attention.head_count_kv"):
-        fewest = 0 if hybrid is not None and hybrid.goes_by_kv_heads else 1
-        n_kv_heads = keys.integers("attention.head_count_kv", maximum=MAX_HEADS, minimum=fewest)
-    for layer, (heads, kv_heads) in enumerate(zip(n_heads, n_kv_heads, strict=True)):
-        if kv_heads and heads % kv_heads:
-            raise FormatError(
-                f"{keys.quoted('attention.head_count')} is {heads} in layer {layer}, which is not "
-                f"a multiple of {keys.quoted('attention.head_count_kv')} {kv_heads}"
-            )
-    layers = tuple(
-        LayerConfig(
-            n_heads=heads,
-            n_kv_heads=kv_heads,
-            ffn_dim=ffn_dim,
-            window=window,
-            has_rope=rotates,
-            is_dense=layer < feed_forward.n_dense_layers,
-        )
-        for layer, (heads, kv_heads, ffn_dim, window, rotates) in enumerate(
-            zip(n_heads, n_kv_heads, feed_forward.ffn_dims, windows, has_rope, strict=True)
-        )
-    )
-    return layers if hybrid is None else replace_attention(keys, hybrid, layers)
-
-
-def _with_limits(
-    layers: tuple[LayerConfig, ...], feed_forward: FeedForwardSizes
-) -> tuple[LayerConfig, ...]:
-    """With the limits of gates; networks in the place of experts have those of shared ones."""
-    of_experts = feed_forward.gate_limits or (NO_LIMITS,) * len(layers)
-    of_shared = feed_forward.shared_limits or (NO_LIMITS,) * len(layers)
-    limited = []
-    for layer, own, shared in zip(layers, of_experts, of_shared, strict=True):
-        if layer.is_dense:
-            own, shared = shared, NO_LIMITS
-        limited.append(
-            replace(
-                layer,
-                gate_limit=own.gate,
-                up_limit=own.up,
-                shared_gate_limit=shared.gate,
-                shared_up_limit=shared.up,
-            )
-        )
-    return tuple(limited)
-
-
 def _check_causality(keys: ArchitectureKeys, *, is_causal: bool) -> None:
     says_causal = keys.metadata.get_bool(keys.full(CAUSAL_KEY), default=is_causal)
     if is_causal and not says_causal:
@@ -404,74 +349,6 @@ def _check_causality(keys: ArchitectureKeys, *, is_causal: bool) -> None:
             f"{keys.quoted(CAUSAL_KEY)} is true, but tokens of models of this architecture read "
             "those behind them too; the file was converted wrongly"
         )
-
-
-def _read_head_dims(
-    keys: ArchitectureKeys, model_dim: int, n_heads: int, *, may_differ: bool
-) -> tuple[int, int]:
-    """Of keys and of values."""
-    if not keys.has("attention.key_length") and model_dim % n_heads:
-        raise FormatError(
-            f"{keys.quoted('embedding_length')} is {model_dim}, which does not divide by "
-            f"{keys.quoted('attention.head_count')} {n_heads}, and "
-            f"{keys.quoted('attention.key_length')} is missing"
-        )
-    head_dim = keys.integer(
-        "attention.key_length", maximum=MAX_HEAD_DIM, default=model_dim // n_heads
-    )
-    value_dim = keys.integer("attention.value_length", maximum=MAX_HEAD_DIM, default=head_dim)
-    if value_dim != head_dim and not may_differ:
-        raise FormatError(
-            f"{keys.quoted('attention.value_length')} is {value_dim}, but heads whose values "
-            f"differ in size from their keys ({head_dim}) are not supported"
-        )
-    if head_dim % 2:
-        raise FormatError(
-            f"the head size {head_dim} ({keys.quoted('attention.key_length')} or embedding_length "
-            "/ head_count) must be even"
-        )
-    return head_dim, value_dim
-
-
-def _read_rotary_dim(
-    keys: ArchitectureKeys, key: str, head_dim: int, *, default: int | None = None
-) -> int:
-    rotary_dim = keys.integer(key, maximum=MAX_HEAD_DIM, default=default or head_dim)
-    if rotary_dim > head_dim or rotary_dim % 2:
-        raise FormatError(
-            f"{keys.quoted(key)} is {rotary_dim}, but must be even and at most "
-            f"the head size {head_dim}"
-        )
-    return rotary_dim
-
-
-def _read_sliding_head_dim(keys: ArchitectureKeys) -> int:
-    head_dim = keys.integer("attention.key_length_swa", maximum=MAX_HEAD_DIM)
-    value_dim = keys.integer("attention.value_length_swa", maximum=MAX_HEAD_DIM)
-    if value_dim != head_dim or head_dim % 2:
-        raise FormatError(
-            f"{keys.quoted('attention.value_length_swa')} is {value_dim}, but must be even and "
-            f"equal to the keys' {head_dim}"
-        )
-    return head_dim
-
-
-def _share_kv(
-    keys: ArchitectureKeys, layers: tuple[LayerConfig, ...], *, default: int | None
-) -> tuple[LayerConfig, ...]:
-    """The last layers read the keys and values of the last of their kind before them."""
-    n_shared = keys.integer(SHARED_KV_KEY, minimum=0, maximum=len(layers) - 1, default=default)
-    n_own = len(layers) - n_shared
-    shared = list(layers[:n_own])
-    for index, layer in enumerate(layers[n_own:], n_own):
-        kinds = [i for i in range(n_own) if (layers[i].window > 0) == (layer.window > 0)]
-        if not kinds or layers[kinds[-1]].n_kv_heads != layer.n_kv_heads:
-            raise FormatError(
-                f"{keys.quoted(SHARED_KV_KEY)} is {n_shared}, but layer {index} finds no layer of "
-                "its kind and KV heads to share with; the file is damaged"
-            )
-        shared.append(replace(layer, kv_distance=index - kinds[-1]))
-    return tuple(shared)
 
 
 def _read_sliding_rope_base(keys: ArchitectureKeys, windows: SlidingWindows | None) -> float | None:

@@ -28,14 +28,10 @@ from .experts import (
     STEP_KEY,
 )
 from .hybrids import HEAD_NORM_TENSOR, NORMS_KEY
-from .hyperparameters import (
-    DRAFTING_KEY,
-    SHARED_KV_KEY,
-    TOKEN_INPUT_KEY,
-    Hyperparameters,
-)
+from .hyperparameters import DRAFTING_KEY, TOKEN_INPUT_KEY, Hyperparameters
 from .joined import bind_joined
 from .key_biases import mark_key_biases
+from .layer_keys import SHARED_KV_KEY
 from .mixed_streams import TABLE_TENSOR, find_table
 from .own_adapters import own_updates, read_adapters
 from .passes import LOOPS_KEY

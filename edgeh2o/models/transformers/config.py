@@ -9,7 +9,8 @@ from typing import Any
 
 from ...errors import FormatError
 from ...formats.metadata import Metadata, StoredNumbers, StoredValue, quote
-from ..hyperparameters import MAX_HEAD_DIM, MAX_LAYERS
+from ..hyperparameters import MAX_LAYERS
+from ..layer_keys import MAX_HEAD_DIM
 from ..spec import ArchitectureSpec, find_architecture
 from .families import FAMILIES, TEXT_TYPES, expected_values
 from .family import TransformersFamily
