@@ -443,7 +443,10 @@ class ChunkedAttention(_SequenceMethods):
     ``recurrent`` [n_layers] gives layers that do not attend the numbers of their recurrent state, 0
     to the others; empty: all attend. Where it is not ``is_causal`` a text is one call of ``run``
     with ``is_last``, whose queries see as many positions behind theirs as before them; the rows of
-    all layers then have one place.
+    all layers then have one place. There a ``max_alibi_bias`` takes a slope of the head times the
+    distance of query and key from every logit (ALiBi, Press et al. 2021), with slopes of
+    ``2**-(max_alibi_bias * i / n)`` for the n heads, i = 1 to n, and ggml's where n is no power of
+    two.
     """
 
     def __init__(
@@ -467,6 +470,7 @@ class ChunkedAttention(_SequenceMethods):
         threads: int | None = None,
         recurrent: abc.Sequence[int] = (),
         is_causal: bool = True,
+        max_alibi_bias: float = 0.0,
     ) -> None: ...
     @staticmethod
     def estimate_bytes(policy: SparsePolicy, *args: int, **sizes: Any) -> dict[str, int]:

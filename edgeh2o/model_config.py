@@ -308,14 +308,19 @@ class DecoderConfig(ModelConfig):
     (``has_output_norm``); embeddings are with ``norms_embeddings``, without weights, or with
     ``has_embedding_norm``, as inputs are, and a vector is added to them with ``has_token_type``;
     where it ``is_parallel``, the network has the input of attention, normed alike or by a norm of
-    its own (``has_parallel_norm``).
+    its own (``has_parallel_norm``). Of "sum", with ``has_second_norm`` the layer's input is added
+    once more behind the norm of attention, and the stream normed again.
+    Logits of attention lose a slope of their head times the distance of query and key (ALiBi) if
+    ``max_alibi_bias`` is not 0: the slope of the last of n heads, if n is a power of two, is 2 to
+    the power of minus that.
     Queries, keys and values are clamped to ``qkv_limit`` if that is not 0, and have one vector of
     biases with ``has_joint_bias``. With ``has_sub_norms`` what attention gives, and what the
     activation of a network, is normed before the next product. With ``has_head_gains`` norms of
     queries and keys have no weights, heads of queries and the outputs of both branches have a
     factor each, and a multiple of the embedding is added behind every layer. ``qk_norm`` normalises
     queries and keys: of each "head", of each by weights of its own ("own_head"), of the whole
-    "projection", or "none"; before the rotary embedding or after it; with ``norms_rotated`` heads
+    "projection", which "layer" does by LayerNorm, or "none"; before the rotary embedding or after
+    it; with ``norms_rotated`` heads
     are normed, without weights, in layers that have one.
     With experts, every token goes through ``n_experts_used`` of ``n_experts``
     feed-forward networks, whose shares may add up to 1 (``normalises_experts``) and are multiplied
@@ -407,6 +412,8 @@ class DecoderConfig(ModelConfig):
     has_norm_weights: bool = True
     has_norm_biases: bool = False
     norm_placement: str = "pre"
+    has_second_norm: bool = False
+    max_alibi_bias: float = 0.0
     is_parallel: bool = False
     has_parallel_norm: bool = False
     qkv_limit: float = 0.0

@@ -32,6 +32,18 @@ _CASES: Mapping[str, Mapping[str, object]] = {
         **{"has_unigram": True, "seed": 5},
     },
     "nomic-bert": {"architecture": "nomic-bert", "n_kv_heads": 4, "pooling_type": 1},
+    "jina-bert-v2": {
+        **{"architecture": "jina-bert-v2", "model_dim": 96, "n_heads": 6, "n_kv_heads": 6},
+        **{"network": "joined", "has_qk_norm": False, "pooling_type": 1},
+    },
+    "jina-bert-v2_norms": {
+        **{"architecture": "jina-bert-v2", "n_kv_heads": 4, "has_two_norms": True},
+        "pooling_type": 1,
+    },
+    "jina-bert-v2_plain": {
+        **{"architecture": "jina-bert-v2", "n_kv_heads": 4, "has_qk_norm": False},
+        **{"network": "plain", "is_fused": True, "pooling_type": 1},
+    },
     "jina-bert-v3": {
         **{"architecture": "jina-bert-v3", "n_kv_heads": 4, "pooling_type": 1},
         **{"has_unigram": True, "rope_base": 2e4},

@@ -35,6 +35,9 @@ ENCODERS: Mapping[str, Family] = {
     "gemma-embedding": Family(post_norms=True, qk_norm="head", needs_window=True),
     "llama-embed": Family(),
     "bert": replace(BERT, has_position_table=True),
+    "jina-bert-v2": replace(
+        BERT, is_ungated=False, has_network_biases=False, has_down_bias=True, qk_norm="layer"
+    ),
     "jina-bert-v3": replace(BERT, fused_qkv=True),
     "nomic-bert-moe": replace(
         BERT, fused_qkv=True, has_experts=True, has_expert_width=False, goes_by_turns=True

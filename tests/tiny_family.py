@@ -95,6 +95,7 @@ class Family:
         has_temperature_length: files say after how many positions queries grow.
         has_sum_norms: the residual stream is normed behind every branch, as in BERT, and so is the
             embedding, of a token of the first type; the tokenizer is WordPiece.
+        has_down_bias: the last matrix of the network has a bias.
         lacks_first_norm: the embedding is normed, and the input of the first mixer is not.
         needs_window: files say how wide windows are.
         keys: float metadata after the architecture's name. Scales and caps are far from 1 and
@@ -176,6 +177,7 @@ class Family:
     has_equal_shared: bool = False
     has_adjugates: bool = False
     has_sum_norms: bool = False
+    has_down_bias: bool = False
     lacks_first_norm: bool = False
     needs_window: bool = False
     mixes_streams: bool = False

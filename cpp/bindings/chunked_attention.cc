@@ -306,11 +306,13 @@ auto with_shape(const F& make) {
                 size_t chunk_size, size_t batch_size, size_t max_context, std::optional<float> scale,
                 float soft_cap, const std::string& cache_type, const std::string& precision,
                 std::optional<size_t> value_dim, size_t checked_rows, double error_limit,
-                std::optional<int> threads, const std::vector<size_t>& recurrent, bool is_causal) {
+                std::optional<int> threads, const std::vector<size_t>& recurrent, bool is_causal,
+                float max_alibi_bias) {
     const float default_scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
     AttentionHeads heads{
         n_heads, n_kv_heads, head_dim, value_dim.value_or(head_dim), scale.value_or(default_scale), soft_cap};
     heads.is_causal = is_causal;
+    heads.max_alibi_bias = max_alibi_bias;
     SequenceShape shape{max_context,
                         batch_size,
                         chunk_size,
@@ -353,7 +355,8 @@ void bind_chunked_attention(py::module_& module) {
            py::arg("scale") = py::none(), py::arg("soft_cap") = 0.0f, py::arg("cache_type") = "f16",
            py::arg("precision") = "f32", py::arg("value_dim") = py::none(), py::arg("checked_rows") = 0,
            py::arg("error_limit") = std::numeric_limits<double>::infinity(), py::arg("threads") = py::none(),
-           py::arg("recurrent") = std::vector<size_t>(), py::arg("is_causal") = true);
+           py::arg("recurrent") = std::vector<size_t>(), py::arg("is_causal") = true,
+           py::arg("max_alibi_bias") = 0.0f);
   };
   py::class_<AttentionSequence, std::shared_ptr<AttentionSequence>> c(module, "ChunkedAttention");
   shape_args([&](auto&&... args) {

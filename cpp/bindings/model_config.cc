@@ -100,7 +100,8 @@ LayerSpec make_layer(const py::dict& fields) {
                      {{"none", QkNorm::kNone},
                       {"head", QkNorm::kHead},
                       {"own_head", QkNorm::kOwnHead},
-                      {"projection", QkNorm::kProjection}});
+                      {"projection", QkNorm::kProjection},
+                      {"layer", QkNorm::kLayer}});
   reader.read("qk_norm_after_rope", layer.qk_norm_after_rope);
   reader.read("has_plain_qk_norm", layer.has_plain_qk_norm);
   reader.read("has_latent_key_norm", layer.has_latent_key_norm);
@@ -110,7 +111,9 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("has_head_gains", layer.has_head_gains);
   reader.read("has_large_keys", layer.heads.has_large_keys);
   reader.read("is_causal", layer.heads.is_causal);
+  reader.read("max_alibi_bias", layer.heads.max_alibi_bias);
   reader.read("has_mixer_norm", layer.has_mixer_norm);
+  reader.read("has_second_norm", layer.has_second_norm);
   reader.read("temperature_scale", layer.temperature_scale);
   reader.read("temperature_offset", layer.temperature_offset);
   reader.read("temperature_period", layer.temperature_period);

@@ -156,9 +156,14 @@ struct LevelBlocks {
   size_t begin, end;
 };
 
-// Soft cap and biases of a row block's logits, units[row] * x[row] + offsets[row], for a block of keys: of a
-// row that has such, x becomes the logit, with a unit of 1 and no offset. Keys that a row does not see get
-// -inf.
+// Whether logits become others before their softmax.
+EH2O_INLINE bool changes_logits(const AttentionTile& tile, const AttentionPiece& piece) {
+  return tile.soft_cap > 0.0f || piece.biases != nullptr || tile.slopes != nullptr;
+}
+
+// Soft cap, biases and slopes of a row block's logits, units[row] * x[row] + offsets[row], for a block of
+// keys: of a row that has such, x becomes the logit, with a unit of 1 and no offset. Keys that a row does not
+// see get -inf.
 template <size_t kRows>
 __attribute__((noinline)) void mask_integer_logits(float (&x)[kRows][kLevelKeys], float* units,
                                                    float* offsets, const AttentionTile& tile,
@@ -173,17 +178,22 @@ __attribute__((noinline)) void mask_integer_logits(float (&x)[kRows][kLevelKeys]
     const bool exists = first_row + r < tile.n_rows;
     const size_t begin = in_block(visible.hidden_from_query(query));
     const size_t end = exists ? in_block(visible.keys_of_query(query)) : 0;
-    if (++head == group_size) ++query, head = 0;
     if (!exists) units[r] = 1.0f;
-    if (begin < end && (tile.soft_cap > 0.0f || piece.biases != nullptr)) {
+    if (begin < end && changes_logits(tile, piece)) {
       for (size_t i = begin; i < end; ++i) x[r][i] = units[r] * x[r][i] + offsets[r];
       if (tile.soft_cap > 0.0f) soft_cap_f32(x[r] + begin, tile.soft_cap, end - begin);
       if (piece.biases) blend_row(x[r] + begin, piece.biases + first_key + begin, 1.0f, kLog2E, end - begin);
+      if (tile.slopes) {
+        const ptrdiff_t distance = piece.distance + static_cast<ptrdiff_t>(query);
+        subtract_distances(x[r] + begin, tile.slopes[head],
+                           distance - static_cast<ptrdiff_t>(first_key + begin), end - begin);
+      }
       units[r] = 1.0f;
       offsets[r] = 0.0f * offsets[r];  // NaN stays
     }
     for (size_t i = 0; i < begin; ++i) x[r][i] = -__builtin_inff();
     for (size_t i = end; i < kLevelKeys; ++i) x[r][i] = -__builtin_inff();
+    if (++head == group_size) ++query, head = 0;
   }
 }
 
@@ -226,8 +236,7 @@ __attribute__((noinline)) void score_level_block(const AttentionTile& tile, cons
       });
     });
   }
-  const bool changes = tile.soft_cap > 0.0f || piece.biases != nullptr;
-  if (changes || !visible.see_all(first_row, kRows, first_key, kLevelKeys)) {
+  if (changes_logits(tile, piece) || !visible.see_all(first_row, kRows, first_key, kLevelKeys)) {
     mask_integer_logits<kRows>(x, row_units, offsets, tile, piece, visible, first_row, first_key);
   }
   float maxima[kRows], sums[kRows];

@@ -70,6 +70,19 @@ EH2O_INLINE void blend_row(float* out, const float* x, float a, float b, size_t 
   });
 }
 
+alignas(64) constexpr float kLaneNumbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+// logits[i] -= slope * |distance - i|. Distances are exact below 2^24.
+EH2O_INLINE void subtract_distances(float* logits, float slope, ptrdiff_t distance, size_t n) {
+  using namespace simd;
+  static_assert(kLanes <= 16);
+  const F32 numbers = load(kLaneNumbers), factor = set1(-slope);
+  for_each_vector(n, [&](size_t i, auto count) {
+    const F32 first = set1(static_cast<float>(distance - static_cast<ptrdiff_t>(i)));
+    store_n(logits + i, mul_add(factor, abs(sub(first, numbers)), load_n(logits + i, count)), count);
+  });
+}
+
 // C[n_rows][nr] (+)= A[n_rows][depth] * B[depth][nr] for whole row blocks; a_stride is in words. Fixed
 // strides of B leave the registers for the pointers to the rows of A.
 template <typename Products, bool kAccumulate>
@@ -133,6 +146,11 @@ void attention_softmax(const AttentionTile& tile, const AttentionPiece& piece, c
         soft_cap_f32(weights + n_hidden, tile.soft_cap, n_keys - n_hidden);
       }
       if (piece.biases) blend_row(weights, piece.biases, 1.0f, kLog2E, n_keys);
+      if (tile.slopes && n_hidden < n_keys) {
+        const ptrdiff_t distance = piece.distance + static_cast<ptrdiff_t>(query);
+        subtract_distances(weights + n_hidden, tile.slopes[head], distance - static_cast<ptrdiff_t>(n_hidden),
+                           n_keys - n_hidden);
+      }
       if (n_hidden < n_keys) {
         softmax_row(weights + n_hidden, n_keys - n_hidden, tile.m + row, tile.l + row);
       } else {

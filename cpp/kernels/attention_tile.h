@@ -39,6 +39,9 @@ struct AttentionPiece {
   // misses one more. Below 0: no key is hidden from the first -n_hidden queries.
   ptrdiff_t n_hidden = kNoneHidden;
   const float* biases = nullptr;  // [n_keys] natural logarithms added to the logits, or null
+  // Positions from the first key to the tile's first query, where the tile has slopes; each later query is
+  // one further on, each later key one nearer.
+  ptrdiff_t distance = 0;
 };
 
 // With kInt8 and kInt16, keys and values are blocks of kLevelKeys keys, the first from the start of a piece,
@@ -84,8 +87,10 @@ struct AttentionTile {
   size_t weight_stride = 0;
   float* o = nullptr;   // [padded rows][o_stride]: sum of weights times values
   size_t o_stride = 0;  // value_dim rounded up to nr
-  float soft_cap =
-      0.0f;            // in base 2: logits become soft_cap * tanh(logit / soft_cap); 0: they stay as they are
+  // In base 2: logits become soft_cap * tanh(logit / soft_cap); 0: they stay as they are.
+  float soft_cap = 0.0f;
+  // [group_size], or null: what logits of a head lose for every position between query and key, in base 2.
+  const float* slopes = nullptr;
   float* m = nullptr;  // [n_rows] row maxima of the logits
   float* l = nullptr;  // [n_rows] row sums of the weights
 };

@@ -140,11 +140,12 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
                   layer.qk_norm_after_rope && layer.latent.is_none() && layer.heads.has_own_kv() &&
                   !layer.is_parallel && !layer.has_sub_norms && !config.centres_norms),
              "gains of heads are of plain attention whose heads are normed behind the rotary embedding");
-  EH2O_CHECK(!config.centres_norms ||
-                 ((layer.mixer == MixerKind::kAttention || layer.is_rwkv()) && layer.has_ffn() &&
-                  !layer.has_expert_norms && !layer.has_post_norm() && layer.qk_norm == QkNorm::kNone &&
-                  !layer.norms_values && layer.latent.is_none() && layer.token_input_dim == 0),
-             "LayerNorm is of the inputs of plain attention, RWKV, and plain networks or experts");
+  EH2O_CHECK(
+      !config.centres_norms || ((layer.mixer == MixerKind::kAttention || layer.is_rwkv()) &&
+                                layer.has_ffn() && !layer.has_expert_norms && !layer.has_post_norm() &&
+                                (layer.qk_norm == QkNorm::kNone || layer.qk_norm == QkNorm::kLayer) &&
+                                !layer.norms_values && layer.latent.is_none() && layer.token_input_dim == 0),
+      "LayerNorm is of the inputs of plain attention, RWKV, and plain networks or experts");
   EH2O_CHECK(
       !config.has_norm_biases ||
           (layer.mixer == MixerKind::kAttention && layer.ffn != FfnKind::kNone &&
@@ -185,6 +186,12 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
            (layer.ffn == FfnKind::kGated || has_experts) && !layer.routes_by_input &&
            !layer.has_output_gate() && layer.laurel_rank == 0),
       "norms of the residual stream are LayerNorm, behind plain attention and plain networks or experts");
+  EH2O_CHECK(!layer.has_second_norm ||
+                 (layer.norm_placement == NormPlacement::kSum && layer.qkv_dim() >= config.model_dim),
+             "a second norm behind attention of another kind");
+  EH2O_CHECK(layer.qk_norm != QkNorm::kLayer ||
+                 (config.centres_norms && layer.heads.has_own_kv() && layer.heads.index.is_none()),
+             "LayerNorm of queries and keys is of models that have no other, and of plain attention");
   EH2O_CHECK(layer.has_mixer_norm || (layer.has_pre_norm() && !layer.shares_norm()),
              "a norm of the mixer's input is left out where there is none, or another's is the same");
   EH2O_CHECK(layer.heads.is_causal == config.is_causal(), "some layers are causal and others are not");

@@ -118,6 +118,7 @@ void balance_keys(const DecoderConfig& config, size_t layer, LayerWeights& weigh
   }
   const bool are_normed = spec.qk_norm != QkNorm::kNone;
   if (!spec.attends() || (!k_bias && !are_normed) || !has_plain_keys(config)) return;
+  if (spec.qk_norm == QkNorm::kLayer) return;  // whose sums are more than products with factors
 
   std::vector<double> q = mean_squares(weights.attn_q.weight, gate_dim, q_dim, q_bias, weights.attn_norm);
   std::vector<double> k = mean_squares(weights.attn_k.weight, 0, k_dim, k_bias, weights.attn_norm);

@@ -44,8 +44,8 @@ enum class Activation : uint8_t { kSilu, kGeluTanh, kSiluClamped, kRelu, kReluSq
 enum class NormPlacement : uint8_t { kPre, kPost, kBoth, kSum, kNone };
 
 // RMS norm of queries and keys: of every head, all by the same weights or each by its own, or of the whole
-// projection.
-enum class QkNorm : uint8_t { kNone, kHead, kOwnHead, kProjection };
+// projection; or LayerNorm of the latter.
+enum class QkNorm : uint8_t { kNone, kHead, kOwnHead, kProjection, kLayer };
 
 // Multi-head latent attention (DeepSeek-V2): keys and values of all heads are products of one row per token,
 // which is what is cached: a normed latent vector, then a rotated part that the keys of all heads share. Both
@@ -147,6 +147,9 @@ struct LayerSpec {
   bool has_expert_norms = false;
 
   NormPlacement norm_placement = NormPlacement::kPre;
+  // Of kSum: behind the norm of the sum of attention the layer's input is added again, and the stream normed
+  // again.
+  bool has_second_norm = false;
   bool has_mixer_norm = true;  // where inputs are normed; else the mixer's is not
   // Whether the norm of the mixer's input is that of the feed-forward network's too.
   bool shares_norm() const { return is_parallel && !has_parallel_norm; }

@@ -155,6 +155,10 @@ void Weights::for_each_tensor(const F& f) {
       vector(prefix + "attn_output_norm.bias", layer.attn_sum_norm_bias, model_dim, false);
       vector(prefix + "layer_output_norm.weight", layer.ffn_sum_norm, model_dim, true);
       vector(prefix + "layer_output_norm.bias", layer.ffn_sum_norm_bias, model_dim, false);
+      if (spec.has_second_norm) {
+        vector(prefix + "attn_norm_2.weight", layer.second_norm, model_dim, true);
+        vector(prefix + "attn_norm_2.bias", layer.second_norm_bias, model_dim, false);
+      }
     }
     if (spec.has_head_gains) {
       layer.attn_q_norm.assign(heads.key_dim, 1.0f);
@@ -177,6 +181,10 @@ void Weights::for_each_tensor(const F& f) {
       if (heads.has_own_kv()) {
         vector(prefix + "attn_k_norm.weight", layer.attn_k_norm, is_per_head ? heads.key_dim : heads.k_dim(),
                true);
+      }
+      if (spec.qk_norm == QkNorm::kLayer) {
+        vector(prefix + "attn_q_norm.bias", layer.attn_q_norm_bias, heads.q_dim(), false);
+        vector(prefix + "attn_k_norm.bias", layer.attn_k_norm_bias, heads.k_dim(), false);
       }
     }
     if (spec.has_joint_bias)

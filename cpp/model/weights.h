@@ -65,6 +65,7 @@ struct LayerWeights {
   std::vector<float> attn_norm_bias, ffn_norm_bias;  // [model_dim], or empty
   // [model_dim], or empty: of the residual stream behind each branch.
   std::vector<float> attn_sum_norm, attn_sum_norm_bias, ffn_sum_norm, ffn_sum_norm_bias;
+  std::vector<float> second_norm, second_norm_bias;  // [model_dim], or empty: of has_second_norm
   // [q_gate_dim + q_dim], the gate first, [k_dim], [v_dim], [model_dim] outputs; [gate_dim], where the gate
   // has a matrix of its own.
   Linear attn_q, attn_k, attn_v, attn_output, attn_gate;
@@ -95,18 +96,19 @@ struct LayerWeights {
   // the gates, [n_value_heads] and [n_decays], or both in one matrix.
   Linear delta_qkv, delta_z, delta_out, delta_rate, delta_decay, delta_gates;
   Linear delta_z_a, delta_decay_a;  // [gate_rank], of which delta_z and delta_decay are made then
-  std::vector<float> delta_a, delta_bias, delta_norm;  // [n_value_heads], [n_decays], [head_dim]
-  std::vector<float> delta_q_scale, delta_k_scale;     // [head_dim] factors of normed queries and keys
-  std::vector<float> attn_q_norm, attn_k_norm;         // [key_dim] or [q_dim] and [k_dim], or empty
-  std::vector<float> attn_sinks;                       // [n_heads], or empty
-  std::vector<float> attn_v_norm;                      // [value_dim] ones, where values are normed
-  std::vector<float> ffn_norm, ffn_post_norm;          // [model_dim], or empty
-  std::vector<FeedForward> ffn;                        // one, or one per expert
-  Linear ffn_router;                                   // [n_experts] outputs, where there are experts
-  std::vector<float> ffn_router_bias;                  // [n_experts], or empty
-  FeedForward ffn_shared;                              // where the layer has a shared expert
-  std::vector<FeedForward> ffn_adjugates;              // [n_adjugates]
-  std::vector<float> ffn_shared_gate;                  // [model_dim], or empty
+  std::vector<float> delta_a, delta_bias, delta_norm;     // [n_value_heads], [n_decays], [head_dim]
+  std::vector<float> delta_q_scale, delta_k_scale;        // [head_dim] factors of normed queries and keys
+  std::vector<float> attn_q_norm, attn_k_norm;            // [key_dim] or [q_dim] and [k_dim], or empty
+  std::vector<float> attn_q_norm_bias, attn_k_norm_bias;  // [q_dim], [k_dim] of LayerNorm, or empty
+  std::vector<float> attn_sinks;                          // [n_heads], or empty
+  std::vector<float> attn_v_norm;                         // [value_dim] ones, where values are normed
+  std::vector<float> ffn_norm, ffn_post_norm;             // [model_dim], or empty
+  std::vector<FeedForward> ffn;                           // one, or one per expert
+  Linear ffn_router;                                      // [n_experts] outputs, where there are experts
+  std::vector<float> ffn_router_bias;                     // [n_experts], or empty
+  FeedForward ffn_shared;                                 // where the layer has a shared expert
+  std::vector<FeedForward> ffn_adjugates;                 // [n_adjugates]
+  std::vector<float> ffn_shared_gate;                     // [model_dim], or empty
   // Where experts have norms of their own: [model_dim] each, and factors of experts, [n_experts] or empty.
   std::vector<float> ffn_router_norm, ffn_expert_norm, ffn_expert_post_norm, ffn_shared_post_norm;
   std::vector<float> ffn_expert_scale;

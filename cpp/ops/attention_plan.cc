@@ -15,7 +15,10 @@ AttentionPlan::AttentionPlan(const KernelTable& table, const AttentionShape& sha
       kernels(attention_kernels(table, shape.precision)),
       shape(shape),
       needs(needs),
-      sizes(table, shape, needs) {}
+      sizes(table, shape, needs),
+      slopes(shape.heads.alibi_slopes()) {
+  for (float& slope : slopes) slope *= kLog2E;
+}
 
 size_t AttentionPlan::scratch_bytes(size_t n_threads) const {
   Arena counter;

@@ -1,6 +1,8 @@
 // What is known of a layer's attention before a call.
 #pragma once
 
+#include <vector>
+
 #include "isa/kernel_table.h"
 #include "ops/attention_sizes.h"
 #include "sparse/sparse_policy.h"
@@ -19,6 +21,7 @@ struct AttentionPlan {
   // and no generated token asks for the scores. Queries to another layer's keys that are sampled are there
   // only where all rows attend.
   bool ends_dense(size_t window) const {
+    if (!slopes.empty()) return false;  // kernels of single rows have no bias by distance
     if (window > 0) return true;
     return (needs.n_sampled_queries == 0 || shape.heads.has_own_kv()) &&
            (needs.reads_all || (needs.n_dense_tail > 0 && !needs.ends_by_scores));
@@ -29,6 +32,7 @@ struct AttentionPlan {
   AttentionShape shape;
   PolicyNeeds needs;
   AttentionSizes sizes;
+  std::vector<float> slopes;  // [n_heads] as AttentionTile has them, or none
 };
 
 }  // namespace edgeh2o

@@ -1,6 +1,7 @@
 #include "ops/attention_sizes.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 
 #include "base/arena.h"
@@ -78,6 +79,23 @@ void AttentionHeads::check() const {
              index.n_local, " blocks of ", index.block_tokens, " of ", index.top_k, " tokens anyway");
   EH2O_CHECK(scale > 0.0f, "scale = ", scale, " must be positive");
   EH2O_CHECK(soft_cap >= 0.0f, "soft_cap = ", soft_cap, " must be positive, or 0 for none");
+  EH2O_CHECK(max_alibi_bias >= 0.0f, "max_alibi_bias = ", max_alibi_bias, " must be positive, or 0 for none");
+  EH2O_CHECK(max_alibi_bias == 0.0f || !is_causal, "causal attention has no bias by distance here");
+}
+
+// As the paper and ggml have them: a geometric sequence for as many heads as the largest power of two, and
+// every other one of the sequence for twice as many for those that are left.
+std::vector<float> AttentionHeads::alibi_slopes() const {
+  std::vector<float> slopes;
+  if (max_alibi_bias == 0.0f) return slopes;
+  size_t n_first = 1;
+  while (2 * n_first <= n_heads) n_first *= 2;
+  for (size_t head = 0; head < n_heads; ++head) {
+    const size_t step = head < n_first ? 2 * (head + 1) : 2 * (head - n_first) + 1;
+    slopes.push_back(
+        std::exp2(-max_alibi_bias / 2.0f / static_cast<float>(n_first) * static_cast<float>(step)));
+  }
+  return slopes;
 }
 
 void AttentionShape::check() const {

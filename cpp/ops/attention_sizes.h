@@ -77,6 +77,9 @@ struct AttentionHeads {
   // Else queries read the keys behind theirs too, as far as a window reaches to both sides: a text is read in
   // one call.
   bool is_causal = true;
+  // ALiBi (Press et al. 2021): logits lose a slope of the head times the distance of query and key, with
+  // slopes down to 2^-max_alibi_bias. 0: none.
+  float max_alibi_bias = 0.0f;
   IndexHeads index = {};  // what says which positions a query reads, if anything does
 
   bool is_none() const { return n_heads == 0; }
@@ -92,6 +95,8 @@ struct AttentionHeads {
   AttentionPrecision rounded_as(AttentionPrecision precision) const {
     return has_large_keys && is_integer(precision) ? AttentionPrecision::kF32 : precision;
   }
+  // [n_heads] of logits as they are, not in base 2; empty without a bias.
+  std::vector<float> alibi_slopes() const;
   void check() const;  // throws std::invalid_argument
 };
 

@@ -268,6 +268,7 @@ void ChunkedAttention::for_each_tile(const Call& call, const Task& task, size_t 
     const size_t n_padding = round_up(n_rows, table_.layout.float_rows) - n_rows;
     std::memset(q + n_rows * row_words, 0, n_padding * row_words * sizeof(float));
     tile.scratch.tile.n_rows = n_rows;
+    if (!plan_.slopes.empty()) tile.scratch.tile.slopes = plan_.slopes.data() + task.set * set_heads_;
     const size_t row = task.set * rows_per_set() + (call.first_row + token) * set_heads_;
     tile.state = {buffers_.m + row, buffers_.l + row,
                   call.out.row(token) + task.set * set_heads_ * heads_.value_dim, call.out.stride};
@@ -307,6 +308,7 @@ void ChunkedAttention::attend_intra(const Call& call, const Task& task, const Lo
                                                std::min(step, task.chunk.size() - begin));
     piece.n_visible = static_cast<ptrdiff_t>(tile.first_query + 1 + n_behind) - static_cast<ptrdiff_t>(begin);
     if (call.window > 0) piece.n_hidden = n_hidden - static_cast<ptrdiff_t>(begin);
+    piece.distance = static_cast<ptrdiff_t>(tile.first_query) - static_cast<ptrdiff_t>(begin);
     kernels_.attention_tile(part, piece);
     table_.merge_softmax_f32(tile.state, part, tile.scratch.factors, is_first && begin == first_key);
     if (wants_sums(call, task)) {

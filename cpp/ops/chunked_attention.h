@@ -134,7 +134,7 @@ class ChunkedAttention {
   float* intra_sums(size_t chunk_idx, size_t set, size_t task_idx) const;
   float* memory_sums(size_t set, size_t task_idx) const;
 
-  [[maybe_unused]] const AttentionPlan& plan_;  // in debug builds, as the other two
+  const AttentionPlan& plan_;
   const KernelTable& table_;
   const AttentionKernels& kernels_;
   const AttentionShape& shape_;
@@ -144,7 +144,7 @@ class ChunkedAttention {
   const AttentionSizes& sizes_;
   SparsePolicy& policy_;
   size_t first_slot_;
-  [[maybe_unused]] uint8_t* scratch_;
+  [[maybe_unused]] uint8_t* scratch_;  // in debug builds, as n_threads_
   [[maybe_unused]] size_t n_threads_;
   AttentionBuffers buffers_;
   MemoryRounds rounds_;

@@ -30,7 +30,7 @@ bool are_equal(const AttentionHeads& a, const AttentionHeads& b) {
   return a.n_heads == b.n_heads && a.n_kv_heads == b.n_kv_heads && a.key_dim == b.key_dim &&
          a.value_dim == b.value_dim && a.values_are_keys == b.values_are_keys && a.scale == b.scale &&
          a.soft_cap == b.soft_cap && a.has_large_keys == b.has_large_keys && a.index == b.index &&
-         a.is_causal == b.is_causal;
+         a.is_causal == b.is_causal && a.max_alibi_bias == b.max_alibi_bias;
 }
 
 bool are_causal(const std::vector<LayerKeeps>& layers) {

@@ -1,9 +1,11 @@
 """Architectures of BERT's kind: ``bert`` (BERT, bge, e5, all-MiniLM, XLM-RoBERTa), ``nomic-bert``
-and ``nomic-bert-moe`` (nomic-embed-text) and ``jina-bert-v3`` (jina-embeddings-v3).
+and ``nomic-bert-moe`` (nomic-embed-text), ``jina-bert-v2`` and ``jina-bert-v3`` (jina-embeddings).
 
 Tokens read those behind them too; the residual stream is normed behind every branch, and so is the
-embedding, with a vector for the first type of token. Positions of ``bert`` are rows of a table, the
-others rotate queries and keys. Only networks of ``nomic-bert`` have a gate; in every other layer of
+embedding, with a vector for the first type of token. Positions of ``bert`` are rows of a table,
+``jina-bert-v2`` has a bias by distance (ALiBi), the others rotate queries and keys. Networks have a
+gate in ``nomic-bert`` and most of ``jina-bert-v2``, of which jina-embeddings-v2-base-code norms
+queries and keys too, and has a second norm behind attention; in every other layer of
 ``nomic-bert-moe`` there are experts, whose shares do not add up to 1.
 """
 
@@ -42,6 +44,20 @@ _SHARED = (
     *blocks.ATTENTION_OUTPUT_BIAS,
 )
 _UNGATED = (*blocks.UNGATED_FEED_FORWARD, *blocks.UNGATED_FEED_FORWARD_BIASES)
+_JINA_NORMS = blocks.optional(
+    (
+        *blocks.PROJECTION_NORMS,
+        *(
+            tensor(f"blk.{{layer}}.{name}", width)
+            for name, width in (
+                ("attn_q_norm.bias", "q_dim"),
+                ("attn_k_norm.bias", "kv_dim"),
+                ("attn_norm_2.weight", "model_dim"),
+                ("attn_norm_2.bias", "model_dim"),
+            )
+        ),
+    )
+)
 _EXPERTS = tuple(rule for rule in blocks.EXPERTS if "ffn_gate_exps" not in rule.name)
 
 
@@ -51,6 +67,7 @@ def _register(
     *,
     activation: str = "ungated_gelu",
     has_table: bool = False,
+    is_jina_v2: bool = False,
     experts: ExpertRule | None = None,
 ) -> None:
     register_architecture(
@@ -64,7 +81,12 @@ def _register(
             has_embedding_norm=True,
             has_token_types=True,
             activation=activation,
-            rope=RopeRule(none_every=1) if has_table else PLAIN_ROPE,
+            rope=RopeRule(none_every=1) if has_table or is_jina_v2 else PLAIN_ROPE,
+            max_alibi_bias=8.0 if is_jina_v2 else 0.0,
+            qk_norm="layer" if is_jina_v2 else "none",
+            has_optional_qk_norm=is_jina_v2,
+            has_optional_second_norm=is_jina_v2,
+            has_any_network=is_jina_v2,
             has_position_table=has_table,
             experts=experts,
             unused_tensors=() if has_table else blocks.CLASSIFIER,
@@ -80,6 +102,7 @@ _register(
     has_table=True,
 )
 _register("nomic-bert", blocks.FEED_FORWARD, activation="silu")
+_register("jina-bert-v2", _JINA_NORMS, activation="gelu_tanh", is_jina_v2=True)
 _register("jina-bert-v3", _UNGATED)
 _register(
     "nomic-bert-moe",

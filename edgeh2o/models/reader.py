@@ -54,7 +54,8 @@ _IMATRIX = "imatrix"
 SINKS_TENSOR = "blk.{layer}.attn_sinks.weight"
 OUTPUT_TENSOR, OUTPUT_BIAS = "output.weight", "output.bias"
 TYPES_TENSOR = "token_types.weight"
-FIRST_NORM = "blk.0.attn_norm.weight"
+FIRST_NORM, SECOND_NORM = "blk.0.attn_norm.weight", "blk.0.attn_norm_2.weight"
+GATE_TENSOR, UP_TENSOR = "blk.0.ffn_gate.weight", "blk.0.ffn_up.weight"
 ACTIVATION_KEY = "hidden_activation"
 QK_NORM_TENSOR = "blk.0.attn_q_norm.weight"
 # As llama.cpp numbers them.
@@ -86,6 +87,8 @@ def read_model(
         if spec.has_optional_first_norm and FIRST_NORM not in gguf.tensors:
             first, *others = shape.layers
             shape = replace(shape, layers=(replace(first, has_mixer_norm=False), *others))
+        if spec.has_any_network:
+            spec = _as_first_layer(gguf, spec, shape)
         refuse_unread(gguf.metadata, spec.name, _optional_keys(spec))
         factors = [name for name in (spec.rope_factors, *(spec.long_rope_factors or ())) if name]
         n_layers = len(shape.layers)
@@ -139,6 +142,28 @@ def _unread(spec: ArchitectureSpec, shape: Hyperparameters) -> list[str]:
         if layer.mixer == "attention" and not layer.index_heads
         for name in ("q_proj", "k_proj", "q_norm", "k_norm")
     ]
+
+
+def _as_first_layer(
+    gguf: ModelTensors, spec: ArchitectureSpec, shape: Hyperparameters
+) -> ArchitectureSpec:
+    """The table for files whose layers have the norms and the network of the first."""
+    rules = tuple(
+        replace(rule, required=True) if "_norm" in rule.name else rule
+        for rule in spec.tensors
+        if rule.required
+        or "_norm" not in rule.name
+        or rule.name.replace("{layer}", "0") in gguf.tensors
+    )
+    up = gguf.tensors.get(UP_TENSOR)
+    if GATE_TENSOR in gguf.tensors:
+        network = (*blocks.FEED_FORWARD, *blocks.UNGATED_FEED_FORWARD_BIASES)
+    elif up is not None and up.rows == 2 * shape.layers[0].ffn_dim:
+        network = (*blocks.FUSED_FEED_FORWARD, blocks.UNGATED_FEED_FORWARD_BIASES[-1])
+    else:
+        network = (*blocks.UNGATED_FEED_FORWARD, *blocks.UNGATED_FEED_FORWARD_BIASES)
+        spec = replace(spec, activation="ungated_gelu")
+    return replace(spec, tensors=(*rules, *network))
 
 
 def _mark_dense(gguf: ModelTensors, shape: Hyperparameters) -> Hyperparameters:
@@ -265,6 +290,8 @@ def make_config(
         has_norm_weights=spec.has_norm_weights,
         has_norm_biases=spec.norm == "biased_rms",
         norm_placement=spec.norm_placement,
+        has_second_norm=spec.has_optional_second_norm and SECOND_NORM in gguf.tensors,
+        max_alibi_bias=spec.max_alibi_bias,
         is_parallel=is_parallel,
         has_parallel_norm=is_parallel and spec.has_parallel_norm,
         has_joint_bias=_has_joint_bias(gguf, spec),
@@ -338,7 +365,7 @@ def _has_joint_bias(gguf: ModelTensors, spec: ArchitectureSpec) -> bool:
 
 def _qk_norm(
     gguf: ModelTensors, spec: ArchitectureSpec
-) -> Literal["none", "head", "own_head", "projection"]:
+) -> Literal["none", "head", "own_head", "projection", "layer"]:
     is_left_out = spec.has_optional_qk_norm and QK_NORM_TENSOR not in gguf.tensors
     return "none" if is_left_out else spec.qk_norm
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 from ..errors import FormatError
 from ..formats.metadata import Metadata, quote
+from . import blocks
 from .experts import ExpertRule
 from .families import import_families, import_family
 from .hybrids import HybridRule
@@ -51,6 +52,10 @@ class ArchitectureSpec:
         unused_tensors: those that files may have and nothing is computed with.
         norm_placement, is_parallel, qk_norm, qk_norm_after_rope, activation: see ``DecoderConfig``.
         has_optional_qk_norm: files may lack the norms of queries and keys.
+        has_optional_second_norm: they may have a second norm behind attention.
+        has_any_network: tensors of the first layer say what their networks are, which have a GELU
+            (gate and up are two matrices or one, or there is no gate), and which norms there are.
+        max_alibi_bias: see ``DecoderConfig``.
         has_optional_first_norm: they may lack the norm of the first mixer's input.
         named_activations: what ``activation`` is by the key of it, if files have that.
         norms_rotated: see ``DecoderConfig``; not so the model with ``n_unnormed_experts`` experts,
@@ -121,9 +126,12 @@ class ArchitectureSpec:
     parallel_switch: str | None = None
     fused_tensors: tuple[TensorRule, ...] = ()
     unused_tensors: tuple[str, ...] = ()
-    qk_norm: Literal["none", "head", "own_head", "projection"] = "none"
+    qk_norm: Literal["none", "head", "own_head", "projection", "layer"] = "none"
     qk_norm_after_rope: bool = False
     has_optional_qk_norm: bool = False
+    has_optional_second_norm: bool = False
+    has_any_network: bool = False
+    max_alibi_bias: float = 0.0
     has_optional_first_norm: bool = False
     norms_rotated: bool = False
     n_unnormed_experts: int | None = None
@@ -179,7 +187,8 @@ class ArchitectureSpec:
     def all_tensors(self) -> tuple[TensorRule, ...]:
         """Those of all files together."""
         latent = ALL_TENSORS if self.latent is not None else ()
-        return (*self.tensors, *self.fused_tensors, *latent)
+        networks = blocks.FEED_FORWARD if self.has_any_network else ()
+        return (*self.tensors, *self.fused_tensors, *latent, *networks)
 
     def read_shape(self, metadata: Metadata) -> Hyperparameters:
         """The hyperparameters of a file. Raises ``FormatError`` that names the key."""
@@ -242,9 +251,9 @@ _OTHERS = {
         ),
         ("controlvector", "it is a control vector, which is not applied; give a model"),
         (
-            "jina-bert-v2 t5encoder",
-            "its attention has a bias by distance; for vectors of texts give such as bge-m3, "
-            "jina-embeddings-v3 or Qwen3-Embedding",
+            "t5encoder",
+            "its attention has a bias by distance that is learnt; for vectors of texts give such "
+            "as bge-m3, jina-embeddings-v3 or Qwen3-Embedding",
         ),
     )
     for name in names.split()

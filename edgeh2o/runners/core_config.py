@@ -31,6 +31,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
         ropes.append({"inv_freq": (0.0,) * len(config.rope_inv_freq)})
     shared = {
         "attention_soft_cap": config.attention_soft_cap,
+        "max_alibi_bias": config.max_alibi_bias,
         "qk_norm": config.qk_norm,
         "qk_norm_after_rope": config.qk_norm_after_rope,
         "value_scale": config.value_scale,
@@ -63,6 +64,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
         "expert_gate": config.expert_gate,
         "has_expert_bias": config.has_expert_bias,
         "norm_placement": config.norm_placement,
+        "has_second_norm": config.has_second_norm,
         "is_parallel": config.is_parallel,
         "has_parallel_norm": config.has_parallel_norm,
         "qkv_limit": config.qkv_limit,

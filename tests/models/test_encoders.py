@@ -60,6 +60,13 @@ def test_what_architectures_have(tiny_model: TinyModelFactory) -> None:
     assert bert.n_positions == bert.most_positions == 64 and not bert.has_rope
     nomic = read_tiny(tiny_model, "nomic-bert", **HEADS)
     assert nomic.has_rope and nomic.activation == "silu" and nomic.n_positions == 0
+    second = read_tiny(tiny_model, "jina-bert-v2", has_two_norms=True, **HEADS)
+    assert (second.max_alibi_bias, second.has_rope, second.activation) == (8.0, False, "gelu_tanh")
+    assert second.qk_norm == "layer" and second.has_second_norm
+    for network, activation in (("joined", "gelu_tanh"), ("plain", "ungated_gelu")):
+        found = read_tiny(tiny_model, "jina-bert-v2", network=network, has_qk_norm=False, **HEADS)
+        assert (found.activation, found.qk_norm, found.has_second_norm) == (activation, "none", 0)
+    assert bert.max_alibi_bias == 0.0
     jina = read_tiny(tiny_model, "jina-bert-v3", **HEADS)
     assert jina.has_rope and jina.activation == "ungated_gelu" and jina.n_positions == 0
     mixture = read_tiny(tiny_model, "nomic-bert-moe", **HEADS)
@@ -95,6 +102,19 @@ def resized(name: str, *shape: int) -> Callable[[Tensors], None]:
         ("bert", without("token_embd_norm.bias"), "'token_embd_norm.bias'"),
         ("bert", without("blk.2.attn_output_norm.weight"), "'blk.2.attn_output_norm.weight'"),
         ("bert", resized("blk.0.ffn_gate.weight", 16, 32), "does not use: 'blk.0.ffn_gate.weight'"),
+        ("jina-bert-v2", without("blk.1.ffn_gate.weight"), "missing: 'blk.1.ffn_gate.weight'"),
+        ("jina-bert-v2", without("blk.0.ffn_gate.weight"), "does not use: 'blk.1.ffn_gate.weight'"),
+        ("jina-bert-v2", without("blk.2.attn_k_norm.bias"), "missing: 'blk.2.attn_k_norm.bias'"),
+        ("jina-bert-v2", without("blk.0.attn_q_norm.bias"), "not use: 'blk.1.attn_q_norm.bias'"),
+        ("jina-bert-v2", resized("blk.3.attn_norm_2.weight", 32), "use: 'blk.3.attn_norm_2.weig"),
+        ("jina-bert-v2", resized("blk.0.attn_norm_2.weight", 32), "'blk.1.attn_norm_2.weight'"),
+        (
+            "jina-bert-v2",
+            resized("blk.0.ffn_up.weight", 24, 32),
+            r"has shape \[32, 24\].*\[32, 16\]",
+        ),
+        ("jina-bert-v2", resized("blk.0.ffn_gate.bias", 16), "does not use: 'blk.0.ffn_gate.bias'"),
+        ("jina-bert-v2", resized("position_embd.weight", 64, 32), "use: 'position_embd.weight'"),
         ("jina-bert-v3", without("blk.1.ffn_up.weight"), "'blk.1.ffn_up.weight'"),
         ("nomic-bert-moe", without("blk.1.ffn_up_exps.weight"), "'blk.1.ffn_up_exps.weight'"),
         (

@@ -38,8 +38,8 @@ WRONG_KEYS = [
     ("general.architecture", string("clip"), r"'clip'.*images or sound .* \(mmproj\); give the f"),
     (
         "general.architecture",
-        string("jina-bert-v2"),
-        "a bias by distance; for vectors of texts give such as bge-m3",
+        string("t5encoder"),
+        "a bias by distance that is learnt; for vectors of texts give such as bge-m3",
     ),
     ("general.architecture", string("controlvector"), "it is a control vector, which is not appl"),
     ("general.type", string("imatrix"), r"an importance matrix \(imatrix\) and no model; give"),

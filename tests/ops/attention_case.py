@@ -60,6 +60,7 @@ def make_attention(
     soft_cap: float = 0.0,
     precision: str = "f32",
     is_causal: bool = True,
+    max_alibi_bias: float = 0.0,
 ) -> _core.ChunkedAttention:
     return _core.ChunkedAttention(
         policy,
@@ -75,6 +76,7 @@ def make_attention(
         soft_cap=soft_cap,
         precision=precision,
         is_causal=is_causal,
+        max_alibi_bias=max_alibi_bias,
     )
 
 

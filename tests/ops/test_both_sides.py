@@ -9,7 +9,7 @@ import pytest
 
 from edgeh2o import _core
 from tests.ops.attention_case import Array, Qkv, Shape, make_attention, prefill, token_major
-from tests.reference.dense import causal_attention
+from tests.reference.dense import alibi_slopes, causal_attention
 from tests.reference.qkv import random_qkv
 from tests.sparse.policies import DENSE, POLICIES, PolicyCase
 
@@ -106,6 +106,43 @@ def test_soft_caps_and_sinks() -> None:
     found = attention.run(0, *rows, window=21, is_last=True, sinks=sinks.astype(np.float32))
     expected = causal_attention(q, k, v, window=21, soft_cap=2.0, sinks=sinks, is_causal=False)
     np.testing.assert_allclose(found.transpose(1, 0, 2), expected, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("n_kv_heads", [1, 3, 12])
+def test_biases_by_distance(n_kv_heads: int) -> None:
+    """Of heads whose number is no power of two, each by itself and in groups."""
+    shape = Shape(n_kv_heads=n_kv_heads, group=12 // n_kv_heads, head_dim=32)
+    q, k, v = random_qkv(8, n_tokens=150, **shape.heads)
+    for window in (None, 40):
+        expected = causal_attention(
+            q, k, v, window=window, is_causal=False, slopes=alibi_slopes(12)
+        )
+        attention = make(shape, 150, max_alibi_bias=8.0)
+        found = prefill(attention, (q, k, v), window=window or 0)
+        np.testing.assert_allclose(found, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("n_tokens", [200, 1100])
+def test_biases_by_distance_in_every_precision(n_tokens: int) -> None:
+    """And over two pieces of keys, by steep slopes and by gentle ones."""
+    shape = Shape(n_kv_heads=3, group=1, head_dim=32)
+    qkv = random_qkv(9, n_tokens=n_tokens, **shape.heads)
+    for slope in (8.0, 2.0) if n_tokens == 200 else (8.0,):
+        expected = causal_attention(*qkv, is_causal=False, slopes=alibi_slopes(3, slope))
+        for precision in _core.attention_precisions() if n_tokens == 200 else ("f32",):
+            attention = make(shape, n_tokens, precision=precision, max_alibi_bias=slope)
+            error = np.abs(prefill(attention, qkv) - expected)
+            assert error.max() < LARGEST[precision]
+    assert np.abs(causal_attention(*qkv, is_causal=False) - expected).mean() > 0.05
+
+
+def test_causal_attention_has_no_bias_by_distance() -> None:
+    options = {"chunk_size": 8, "max_context": 8}
+    with pytest.raises(ValueError, match="causal attention has no bias by distance"):
+        make_attention(_core.dense_policy(), Shape(), max_alibi_bias=8.0, **options)
+    for wrong in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match=r"max_alibi_bias = .* must be positive"):
+            make(Shape(), 8, max_alibi_bias=wrong)
 
 
 def test_layers_share_the_place_of_their_rows() -> None:

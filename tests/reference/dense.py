@@ -14,6 +14,16 @@ def group_queries(q: Array, n_kv_heads: int) -> Array:
     return q.reshape(n_kv_heads, n_heads // n_kv_heads, n, d)
 
 
+def alibi_slopes(n_heads: int, max_bias: float = 8.0) -> Array:
+    """[n_heads] of ALiBi (Press et al. 2021), as its authors' code has them for any number."""
+
+    def of_power(n: int) -> Array:
+        return 2.0 ** (-max_bias * np.arange(1, n + 1) / n)
+
+    n = 2 ** int(np.log2(n_heads))
+    return np.concatenate([of_power(n), of_power(2 * n)[::2][: n_heads - n]])
+
+
 @remembered
 def causal_attention(
     q: Array,
@@ -26,6 +36,7 @@ def causal_attention(
     soft_cap: float | None = None,
     sinks: Array | None = None,
     is_causal: bool = True,
+    slopes: Array | None = None,
 ) -> Array:
     """Causal attention, full or in a sliding window; or one that reads to both sides.
 
@@ -39,6 +50,7 @@ def causal_attention(
         soft_cap: bound of the logits, cap * tanh(logit / cap); None for none.
         sinks: [n_heads] logits that take part in the softmax and have no value.
         is_causal: else a query sees as many positions behind it as before it.
+        slopes: [n_heads] what logits lose for every position between query and key.
 
     Returns:
         [n_heads, n, value_dim].
@@ -59,6 +71,9 @@ def causal_attention(
         scale=d**-0.5 if scale is None else scale,
         visible=visible,
         soft_cap=soft_cap,
+        biases=None
+        if slopes is None
+        else -slopes.reshape(n_kv_heads, -1, 1, 1) * np.abs(distance).astype(np.float64),
     )
     out = state.o.reshape(*q.shape[:2], -1)
     if sinks is None:

@@ -1,8 +1,8 @@
 """Models whose tokens read those behind them too, in float64: hidden rows of a text.
 
 Of GGUF files as llama.cpp's converter writes them: ``gemma-embedding``, ``llama-embed``, ``bert``,
-``nomic-bert``, ``nomic-bert-moe``, ``jina-bert-v3``, ``eurobert``, ``neo-bert`` and
-``modern-bert``.
+``nomic-bert``, ``nomic-bert-moe``, ``jina-bert-v2``, ``jina-bert-v3``, ``eurobert``, ``neo-bert``
+and ``modern-bert``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from gguf.quants import dequantize
 
 from tests.reference.decoder.rope import RopeLayout, frequencies, rotate
-from tests.reference.dense import causal_attention
+from tests.reference.dense import alibi_slopes, causal_attention
 from tests.reference.softmax_state import Array
 
 _INTERLEAVED = ("llama-embed", "neo-bert")
@@ -68,7 +68,10 @@ class ReferenceEncoder:
         for layer in range(self.n_layers):
             prefix = f"blk.{layer}."
             if self.is_bert:  # norms are of the sums
-                x = self._norm(f"{prefix}attn_output_norm", x + self._attend(layer, x))
+                attended = self._norm(f"{prefix}attn_output_norm", x + self._attend(layer, x))
+                if f"{prefix}attn_norm_2.weight" in w:
+                    attended = self._norm(f"{prefix}attn_norm_2", attended + x)
+                x = attended
                 x = self._norm(f"{prefix}layer_output_norm", x + self._feed_forward(prefix, x))
                 continue
             attended = self._attend(layer, self._norm(f"{prefix}attn_norm", x))
@@ -147,13 +150,19 @@ class ReferenceEncoder:
             parts = np.split(self._linear(f"{prefix}attn_qkv", x), np.cumsum(sizes)[:-1], axis=1)
         else:
             parts = [self._linear(f"{prefix}attn_{letter}", x) for letter in "qkv"]
+        if self.is_bert:
+            parts[:2] = [
+                self._norm(f"{prefix}attn_{letter}_norm", part)
+                for letter, part in zip("qk", parts[:2], strict=True)
+            ]
         q, k, v = (
             part.reshape(n, -1, self.head_dim).transpose(1, 0, 2).astype(np.float64)
             for part in parts
         )
         if self.is_gemma:
             q, k = self._norm(f"{prefix}attn_q_norm", q), self._norm(f"{prefix}attn_k_norm", k)
-        if self.architecture != "bert":
+        has_alibi = self.architecture == "jina-bert-v2"
+        if self.architecture != "bert" and not has_alibi:
             base = self._key("rope.freq_base", 10000.0)
             if window:
                 base = self._key("rope.freq_base_swa", 10000.0)
@@ -162,13 +171,15 @@ class ReferenceEncoder:
                 "interleaved" if self.architecture in _INTERLEAVED else "half_split"
             )
             q, k = rotate(q, angles, layout), rotate(k, angles, layout)
-        out = causal_attention(q, k, v, window=window or None, is_causal=False)
+        slopes = alibi_slopes(self.n_heads) if has_alibi else None
+        out = causal_attention(q, k, v, window=window or None, is_causal=False, slopes=slopes)
         return self._linear(f"{prefix}attn_output", out.transpose(1, 0, 2).reshape(n, -1))
 
     def _feed_forward(self, prefix: str, x: Array) -> Array:
         if f"{prefix}ffn_gate_inp.weight" in self.weights:
             return self._mix(prefix, x)
-        is_fused = self.is_modern or self.architecture == "neo-bert"
+        width = self.weights[f"{prefix}ffn_down.weight"].shape[1]
+        is_fused = len(self.weights[f"{prefix}ffn_up.weight"]) == 2 * width
         if f"{prefix}ffn_gate.weight" not in self.weights and not is_fused:
             return self._linear(f"{prefix}ffn_down", gelu(self._linear(f"{prefix}ffn_up", x)))
         if is_fused:
@@ -177,6 +188,6 @@ class ReferenceEncoder:
             gate = self._linear(f"{prefix}ffn_gate", x)
             up = self._linear(f"{prefix}ffn_up", x)
         is_silu = self._key("hidden_activation") in ("silu", "swiglu") or not (
-            self.is_gemma or self.is_modern
+            self.is_gemma or self.is_modern or self.architecture == "jina-bert-v2"
         )
         return self._linear(f"{prefix}ffn_down", (silu(gate) if is_silu else gelu(gate)) * up)

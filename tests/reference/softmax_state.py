@@ -54,7 +54,7 @@ def attend(
         scale: factor of the logits, usually 1 / sqrt(d).
         visible: [n, n_keys] mask, True where the query may read the key; None for all.
         soft_cap: bound of the logits, cap * tanh(logit / cap); None for none.
-        biases: [n_keys] added to the scaled and capped logits; None for zeros.
+        biases: [n_keys], or of every query, added to the scaled and capped logits; None for zeros.
 
     Returns:
         The state, and the weights [..., n, n_keys] normalised within the part.

@@ -92,7 +92,9 @@ class TinyModel:
         tied: the token embedding is also the output matrix.
         biases: the seven matrices of a layer have biases.
         has_scales: these matrices have a factor each, of bitnet.
-        has_two_norms: attention and the network beside it have one each, of falcon.
+        has_two_norms: attention and the network beside it have one each, of falcon, or there is a
+            second norm behind attention, of jina-bert-v2.
+        network: its kind of network there: "joined" gate and up, "apart", or "plain" without one.
         is_sequential: the network is behind attention, of gptneox.
         has_markers: the tokenizer has tokens to fill in the middle.
         n_drafting_layers: layers that guess tokens ahead (MTP), of qwen35 and qwen35moe.
@@ -184,6 +186,7 @@ class TinyModel:
     biases: bool = False
     has_scales: bool = False
     has_two_norms: bool = False
+    network: str = "apart"
     is_sequential: bool = False
     has_qk_norm: bool = True
     is_mixture: bool = False
@@ -222,7 +225,9 @@ class TinyModel:
         family = FAMILIES.get(self.architecture) or ENCODERS[self.architecture]
         if self.is_mixture:
             return replace(family, has_experts=True, has_expert_width=False)
-        return family
+        if self.network == "plain":
+            return replace(family, is_ungated=True, has_network_biases=True)
+        return replace(family, fused_gate_up=True) if self.network == "joined" else family
 
     @property
     def is_causal(self) -> bool:

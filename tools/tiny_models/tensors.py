@@ -173,7 +173,9 @@ def _add_norms(normal: Callable[..., None], model: TinyModel, prefix: str) -> No
             if family.has_norm_biases:
                 normal(f"{prefix}{name}.bias", model.model_dim, std=0.2)
     if family.has_sum_norms:
-        for name in ("attn_output_norm", "layer_output_norm"):
+        for name in ("attn_output_norm", "layer_output_norm", "attn_norm_2")[
+            : 2 + model.has_two_norms
+        ]:
             normal(f"{prefix}{name}.weight", model.model_dim, std=0.1, mean=1.0)
             normal(f"{prefix}{name}.bias", model.model_dim, std=0.2)
 
@@ -204,6 +206,7 @@ def _add_matrices(normal: Callable[..., None], model: TinyModel, layer: int) -> 
         has_bias |= family.qkv_biases and name in ("attn_q", "attn_k", "attn_v")
         has_bias |= family.has_output_biases and name == "attn_output"
         has_bias |= family.has_network_biases and name.startswith("ffn_")
+        has_bias |= family.has_down_bias and name == "ffn_down"
         if has_bias:
             normal(f"{prefix}{name}.bias", rows, std=0.2)
         if model.has_scales:
@@ -229,11 +232,14 @@ def _add_attention(
         "head": ((head_dim,), (head_dim,)),
         "own_head": ((n_heads, head_dim), (n_kv_heads, head_dim)),
         "projection": ((q_dim,), (kv_dim,)),
+        "layer": ((q_dim,), (kv_dim,)),
     }
     if family.qk_norm is not None and model.has_qk_norm:
         shapes = norm_shapes[family.qk_norm]
         for name, shape in zip(("attn_q_norm", "attn_k_norm"), shapes, strict=True):
             normal(f"blk.{layer}.{name}.weight", *shape, std=0.1, mean=1.0)
+            if family.qk_norm == "layer":
+                normal(f"blk.{layer}.{name}.bias", *shape, std=0.2)
     std = (ATTENTION_LOGIT_STD / width) ** 0.5
     gate = []
     if family.output_gate is not None:

@@ -27,6 +27,11 @@ struct Qkv {
 void norm_qk(const LayerCall& call, const Qkv& qkv) {
   const LayerWeights& w = call.layer_weights();
   if (call.spec().qk_norm == QkNorm::kNone) return;
+  if (call.spec().qk_norm == QkNorm::kLayer) {
+    norm_sum(call, qkv.q, w.attn_q_norm, w.attn_q_norm_bias);
+    norm_sum(call, qkv.k, w.attn_k_norm, w.attn_k_norm_bias);
+    return;
+  }
   const auto norm = [&](MatView<float> rows, const std::vector<float>& weight) {
     const size_t size = call.spec().qk_norm == QkNorm::kOwnHead ? call.spec().heads.key_dim : weight.size();
     rms_norm_groups(call.table(), rows, size, {weight.data(), weight.size()}, call.config.norm_eps);
@@ -203,9 +208,16 @@ void add_attended(const LayerCall& call, MatView<float> x, const Qkv& qkv, MatVi
                      call.buffers().scratch);
   };
   if (spec.laurel_rank > 0) add_laurel(call, x);
+  // What queries, keys and values were is no longer needed: there the input is kept.
+  const MatView<float> input{qkv.q.data, x.rows, x.cols, qkv.q.stride};
+  if (spec.has_second_norm) copy_rows(as_const(x), input);
   end_branch(call, x, spec.has_output_gate() ? gated() : output_input(call, attended), w.attn_output,
              w.attn_post_norm);
   norm_sum(call, x, w.attn_sum_norm, w.attn_sum_norm_bias);
+  if (spec.has_second_norm) {
+    add_rows(call.table(), x, input, nullptr, 0.0f, 1.0f);
+    norm_sum(call, x, w.second_norm, w.second_norm_bias);
+  }
   if (spec.laurel_rank > 0) scale_branches(call, x);
 }
 

@@ -207,10 +207,14 @@ void for_each_tile(const KernelTable& table, const Run& run) {
     ptrdiff_t n_visible;
     bool has_biases;
     float q_range;
+    ptrdiff_t distance;  // 0: without slopes
   };
+  static constexpr float kSlopes[] = {0.25f, 0.375f, 0.0625f};
   const Shape shapes[] = {
-      {1, 1, 8, 1, 1, false, 1},    {5, 1, 20, 5, 1, false, 1},      {14, 3, 8, 40, 1000, true, 1},
-      {27, 3, 64, 9, 1, false, 20}, {30, 2, 20, 150, 140, false, 1}, {26, 1, 8, 30, -7, true, 1},
+      {1, 1, 8, 1, 1, false, 1, 0},       {5, 1, 20, 5, 1, false, 1, 0},
+      {14, 3, 8, 40, 1000, true, 1, 0},   {27, 3, 64, 9, 1, false, 20, 0},
+      {30, 2, 20, 150, 140, false, 1, 0}, {26, 1, 8, 30, -7, true, 1, 0},
+      {29, 3, 20, 70, 1000, true, 1, 31}, {11, 1, 8, 50, 45, false, 1, -20},
   };
   Random random(21);
   for (const Shape& shape : shapes) {
@@ -238,6 +242,8 @@ void for_each_tile(const KernelTable& table, const Run& run) {
     Ops::round_all(v.values);
     TestTile<kPrecision> test(table, shape.n_rows, shape.group_size, shape.head_dim, shape.n_keys,
                               shape.q_range, random);
+    piece.distance = shape.distance;
+    if (shape.distance != 0) test.tile.slopes = kSlopes;
     run(test, piece, k.values, v.values, random);
   }
 }
@@ -255,7 +261,7 @@ void check_attention_tile(const KernelTable& table, Check& check) {
     Operands<kPrecision>::kernels(table).attention_tile(test.tile, piece);
     for (size_t row = 0; row < test.tile.n_rows; ++row) {
       const size_t n_keys = keys_of_row(test.tile, piece, row);
-      test.check_row(check, row, n_keys, k, v, piece.biases);
+      test.check_row(check, row, n_keys, k, v, piece.biases, piece.distance);
       if (n_keys == 0) check.equal(test.m[row], -kInfinity);
     }
   });

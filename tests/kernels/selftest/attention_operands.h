@@ -163,9 +163,9 @@ struct TestTile {
   }
 
   // Compares the weights, m, l and o of one row that sees the first n_keys of k and v. Weights are rounded
-  // before they meet the values.
+  // before they meet the values. distance: of the piece, as AttentionPiece has it.
   void check_row(Check& check, size_t row, size_t n_keys, const std::vector<float>& k,
-                 const std::vector<float>& v, const float* biases) {
+                 const std::vector<float>& v, const float* biases, ptrdiff_t distance = 0) {
     const size_t head_dim = tile.key_dim;
     logits.assign(n_keys, 0);
     double largest_norm = 0, largest_short = 0, maximum = -kInfinity;
@@ -180,6 +180,12 @@ struct TestTile {
         rounding += query_error * std::fabs(k[key * head_dim + dim]);
       }
       if (biases) logits[key] += double{biases[key]} * kLog2E;
+      if (tile.slopes) {
+        const size_t query = row / tile.group_size;
+        logits[key] -= double{tile.slopes[row % tile.group_size]} *
+                       std::fabs(static_cast<double>(distance + static_cast<ptrdiff_t>(query)) -
+                                 static_cast<double>(key));
+      }
       largest_norm = std::fmax(largest_norm, norm + std::fabs(logits[key]));
       largest_short = std::fmax(largest_short, short_error.bound() + rounding);
       maximum = std::fmax(maximum, logits[key]);

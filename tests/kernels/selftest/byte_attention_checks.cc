@@ -21,12 +21,15 @@ struct Shape {
   ptrdiff_t n_visible, n_hidden;
   bool has_biases;
   float q_range, soft_cap;
+  ptrdiff_t distance = 0;  // 0: without slopes
 };
+constexpr float kSlopes[] = {0.25f, 0.375f, 0.0625f};
 constexpr Shape kShapes[] = {
-    {1, 1, 8, 1, 1, kNoneHidden, false, 1, 0},       {5, 1, 24, 5, 1, kNoneHidden, false, 1, 0},
-    {14, 3, 8, 40, 1000, kNoneHidden, true, 1, 0},   {27, 3, 64, 9, 1, kNoneHidden, false, 2, 0},
-    {30, 2, 24, 150, 140, kNoneHidden, false, 1, 5}, {26, 1, 8, 30, -7, kNoneHidden, true, 1, 0},
-    {60, 3, 72, 300, 190, kNoneHidden, false, 1, 0}, {40, 1, 16, 300, 200, 60, false, 1, 0},
+    {1, 1, 8, 1, 1, kNoneHidden, false, 1, 0},           {5, 1, 24, 5, 1, kNoneHidden, false, 1, 0},
+    {14, 3, 8, 40, 1000, kNoneHidden, true, 1, 0},       {27, 3, 64, 9, 1, kNoneHidden, false, 2, 0},
+    {30, 2, 24, 150, 140, kNoneHidden, false, 1, 5},     {26, 1, 8, 30, -7, kNoneHidden, true, 1, 0},
+    {60, 3, 72, 300, 190, kNoneHidden, false, 1, 0},     {40, 1, 16, 300, 200, 60, false, 1, 0},
+    {29, 3, 16, 200, 1000, kNoneHidden, true, 1, 0, 90},
 };
 
 // A piece with its tile, packed.
@@ -51,6 +54,8 @@ struct ByteCase {
     tile.group_size = shape.group_size;
     tile.key_dim = tile.value_dim = dim;
     tile.soft_cap = shape.soft_cap;
+    piece.distance = shape.distance;
+    if (shape.distance != 0) tile.slopes = kSlopes;
     tile.o_stride = round_up(dim, table.layout.panel_cols);
     tile.weight_stride = IntegerLayout{4}.weight_words(shape.n_keys) + 3;
     packed_q.resize(padded * IntegerLayout{4}.query_words(dim));
@@ -130,6 +135,12 @@ void check_row(Check& check, const ByteCase& c, size_t row, const std::vector<Ke
     const float cap = c.tile.soft_cap;
     if (cap > 0) logits[key] = cap * std::tanh(logits[key] / cap);
     if (c.piece.biases) logits[key] += double{c.piece.biases[key]} * kLog2E;
+    if (c.tile.slopes) {
+      const ptrdiff_t query = c.piece.distance + static_cast<ptrdiff_t>(row / c.tile.group_size);
+      logits[key] -= double{c.tile.slopes[row % c.tile.group_size]} *
+                     std::fabs(static_cast<double>(query) - static_cast<double>(key));
+      norm += std::fabs(logits[key]);
+    }
     errors[key] = query_unit / 2 * rounded_norm + keys[key].unit / 2 * query_norm +
                   static_cast<double>(dim + 8) * kEps * (norm + 1) + 8 * kEps * cap;
     largest_error = std::fmax(largest_error, errors[key]);
