@@ -169,7 +169,7 @@ def test_the_longest_run_is_still_accepted() -> None:
 def test_an_unknown_name_is_an_error() -> None:
     with pytest.raises(FormatError, match="unknown pre-tokenizer 'smol'"):
         find_pre_tokenizer("smol")
-    with pytest.raises(FormatError, match=r"'whitespace' .* is of models for embeddings"):
+    with pytest.raises(FormatError, match=r"'whitespace' .* is not supported; use another model"):
         find_pre_tokenizer("whitespace")
     with pytest.raises(FormatError, match="must be a string, not int"):
         build_tokenizer(make_metadata(pre=3))
