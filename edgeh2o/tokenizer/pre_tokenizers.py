@@ -281,8 +281,8 @@ def find_pre_tokenizer(name: str) -> PreTokenizer:
         return rule
     if name == "whitespace":
         raise FormatError(
-            "the pre-tokenizer 'whitespace' (tokenizer.ggml.pre), of jina-embeddings-v2-base-zh, is "
-            "not supported; use another model for vectors of texts"
+            "the pre-tokenizer 'whitespace' (tokenizer.ggml.pre), of jina-embeddings-v2-base-zh, "
+            "is not supported; use another model for vectors of texts"
         )
     raise FormatError(
         f"unknown pre-tokenizer {name[:40]!r} (tokenizer.ggml.pre); the token ids would be a "
