@@ -164,15 +164,16 @@ class CacheDrafter(WritingDrafter):
         token, index = self._token, self._target.position - 1 - self._first
         if token is None or self._rows is None or not 0 <= index < len(self._rows):
             return []
-        most = self._choose_length(1, most) if most > 0 and self._may_draft() else 0
-        if most == 0:
+        if most < 1 or not self._may_draft():
             return []
-        with self._at_work():
-            begun_at = time.perf_counter()
-            self._next = self._rows[index : index + 1]
-            logits = self._step(token)
-            self._steps.measure_read(1, time.perf_counter() - begun_at)
-            return self._write(logits, most)
+        self._next = self._rows[index : index + 1]
+        return self._draft_from(1, most, partial(self._read, token))
+
+    def _read(self, token: int, _: int) -> NDArray[np.float32]:
+        begun_at = time.perf_counter()
+        logits = self._step(token)
+        self._steps.measure_read(1, time.perf_counter() - begun_at)
+        return logits
 
     def _step(self, token: int) -> NDArray[np.float32]:
         logits, self._next = self._guess(self._target, token, self._next)

@@ -90,15 +90,15 @@ class ModelDrafter(WritingDrafter):
     def _draft(self, most: int) -> list[int]:
         is_first = self._n_held is None
         n_unread = len(self._text) - self._count_held()
-        most = self._choose_length(1 if is_first else n_unread, most)
-        if most == 0:
-            return []
-        with self._at_work():
+
+        def read(_: int) -> NDArray[np.float32]:
             begun_at = time.perf_counter()
             logits = self._read()
             if not is_first:
                 self._steps.measure_read(n_unread, time.perf_counter() - begun_at)
-            return self._write(logits, most)
+            return logits
+
+        return self._draft_from(1 if is_first else n_unread, most, read)
 
     def _count_held(self) -> int:
         """Tokens of the text in the sequence that are not to be read again."""

@@ -202,19 +202,18 @@ class OwnDrafter(WritingDrafter):
                 paired.read_to(len(paired.text) - 1)
 
     def draft(self, most: int) -> list[int]:
-        paired = self._paired
         self._pause = max(0, self._pause - 1)
-        n_unread = paired.n_unread
-        most = self._choose_length(n_unread, most) if most > 0 and self._may_draft() else 0
-        if most == 0:
+        if most < 1 or not self._may_draft():
             return []
-        with self._at_work():
-            begun_at = time.perf_counter()
-            logits = paired.read()
-            if logits is None:
-                return []
-            self._steps.measure_read(n_unread, time.perf_counter() - begun_at)
-            return self._write(self._padded(logits), most)
+        return self._draft_from(self._paired.n_unread, most, self._read)
+
+    def _read(self, _: int) -> NDArray[np.float32] | None:
+        begun_at, n_unread = time.perf_counter(), self._paired.n_unread
+        logits = self._paired.read()
+        if logits is None:
+            return None
+        self._steps.measure_read(n_unread, time.perf_counter() - begun_at)
+        return self._padded(logits)
 
     def _step(self, token: int) -> NDArray[np.float32]:
         return self._padded(self._paired.step(token))
@@ -248,22 +247,18 @@ class BlockDrafter(OwnDrafter):
         self._ahead: list[NDArray[np.float32]] = []  # logits of the next tokens, last first
 
     def draft(self, most: int) -> list[int]:
-        self._pause = max(0, self._pause - 1)
-        paired = cast("CachedText", self._paired)
-        n_unread, most = paired.n_unread, min(most, self._most)
-        most = self._choose_length(n_unread, most) if most > 0 and self._may_draft() else 0
-        if most == 0:
-            return []
-        with self._at_work():
-            begun_at = time.perf_counter()
-            rows = paired.guess(most, self._mask)
-            if rows is None:
-                return []
-            seconds = time.perf_counter() - begun_at
-            for _ in range(most):
-                self._steps.measure_step(seconds / most)
-            self._ahead = list(rows[::-1])
-            return self._write(self._padded(self._ahead.pop()), most)
+        return super().draft(min(most, self._most))
+
+    def _read(self, n_guesses: int) -> NDArray[np.float32] | None:
+        begun_at = time.perf_counter()
+        rows = cast("CachedText", self._paired).guess(n_guesses, self._mask)
+        if rows is None:
+            return None
+        seconds = time.perf_counter() - begun_at
+        for _ in range(n_guesses):
+            self._steps.measure_step(seconds / n_guesses)
+        self._ahead = list(rows[::-1])
+        return self._padded(self._ahead.pop())
 
     def _step(self, token: int) -> NDArray[np.float32]:
         return self._padded(self._ahead.pop())

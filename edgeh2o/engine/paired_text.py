@@ -165,13 +165,19 @@ class PairedText:
                 return None
             self._restart(begin)
             return begin
-        held = begin - self._base
-        if held < 0 or self._runner.find_mark(held) != held:
+        if not self._can_go_on(begin):
             self._restart(begin)
-        elif self._runner.position != held:
-            self._runner.rewind(held)
         self._end = begin
         return begin
+
+    def _can_go_on(self, begin: int) -> bool:
+        """Whether the sequence goes on from that token: then it is taken there."""
+        held = begin - self._base
+        if held < 0 or self._runner.find_mark(held) != held:
+            return False
+        if self._runner.position != held:
+            self._runner.rewind(held)
+        return True
 
     def _before(self, begin: int, end: int) -> NDArray[np.float32]:
         """What stands beside tokens [begin, end): the rows of those before each, [n][dim]."""
@@ -212,12 +218,11 @@ class CachedText(PairedText):
         self.read_to(end)
         if self._end != end or end == 0:
             return None
-        if (held := end - self._base) < 0 or runner.find_mark(held) != held:
+        if not self._can_go_on(end):
             self._restart(end)
-        if runner.position == 0:
+        held = runner.position
+        if held == 0:
             return None
-        if runner.position != held:
-            runner.rewind(held)
         block = np.array([self.text[-1], *[mask] * n], np.int32)
         logits: NDArray[np.float32] = runner.decode_batch(block)[1:]
         runner.rewind(held)
@@ -227,12 +232,9 @@ class CachedText(PairedText):
         begin = max(self._end, self._first)
         if begin >= end or self._first + self.n_pending < end:
             return None
-        held = begin - self._base
-        if begin > self._end or held < 0 or self._runner.find_mark(held) != held:
+        if begin > self._end or not self._can_go_on(begin):
             begin = self._first
             self._restart(begin)
-        elif self._runner.position != held:
-            self._runner.rewind(held)
         self._end = begin
         return begin
 

@@ -74,23 +74,25 @@ def find_scores(
     """
     import numpy as np  # here, because models that write do not need it
 
+    from ..models.ranking import DENSE_BIAS, DENSE_TENSOR, NORM_TENSOR, RANK_BIAS, RANK_TENSOR
+
     config = cast("DecoderConfig", model.config)
     ranking = require_ranking(config)
     found = np.asarray(rows, np.float64)
-    weights = cast("RankingModel", model).rank_weights
-    for name, stored in weights.items():
-        values = stored.astype(np.float64)
-        if name == "cls.norm.weight":
-            centred = found - found.mean(axis=1, keepdims=True)
-            variance = (centred**2).mean(axis=1, keepdims=True)
-            found = centred / np.sqrt(variance + config.norm_eps) * values
-        elif name.endswith(".bias"):
-            found = found + values.reshape(-1)
-        else:
-            found = found @ values.T
-        is_dense = name.startswith(("cls.weight", "cls.bias"))
-        if is_dense and (name == "cls.bias" or "cls.bias" not in weights):
-            found = _activate(found, ranking.activation)
+    stored = cast("RankingModel", model).rank_weights
+    weights = {name: values.astype(np.float64) for name, values in stored.items()}
+    if DENSE_TENSOR in weights:
+        found = found @ weights[DENSE_TENSOR].T
+        if DENSE_BIAS in weights:
+            found = found + weights[DENSE_BIAS].reshape(-1)
+        found = _activate(found, ranking.activation)
+    if NORM_TENSOR in weights:
+        centred = found - found.mean(axis=1, keepdims=True)
+        variance = (centred**2).mean(axis=1, keepdims=True)
+        found = centred / np.sqrt(variance + config.norm_eps) * weights[NORM_TENSOR]
+    found = found @ weights[RANK_TENSOR].T
+    if RANK_BIAS in weights:
+        found = found + weights[RANK_BIAS].reshape(-1)
     if not np.isfinite(found).all():
         raise EdgeH2OError("a rank is not finite; the model file may be damaged")
     if not ranking.has_softmax:

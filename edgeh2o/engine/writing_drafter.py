@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -200,6 +200,21 @@ class WritingDrafter(ABC):
             raise
         finally:
             self._seconds += time.perf_counter() - begun_at
+
+    def _draft_from(
+        self, n_unread: int, most: int, read: Callable[[int], NDArray[np.float32] | None]
+    ) -> list[int]:
+        """Drafts as many tokens as pay, up to ``most``, where ``n_unread`` have to be read before.
+
+        ``read`` does so, given how many may be drafted, and measures it: the logits after the text,
+        or None where nothing can be drafted.
+        """
+        most = self._choose_length(n_unread, most)
+        if most == 0:
+            return []
+        with self._at_work():
+            logits = read(most)
+            return [] if logits is None else self._write(logits, most)
 
     def _follow(self) -> TokenDrawer:
         """What draws the next tokens as those of the text will be."""
