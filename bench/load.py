@@ -201,7 +201,7 @@ def measure_load(
             print_progress(f"{model.name} {isa} {n_tokens} tokens round {round_number}/{args.r}")
     return LoadMeasurement(
         model=model.name,
-        backend=peer.backend(),
+        backend=peer.folder.name if args.isa else peer.backend(),
         isa=isa,
         threads=args.threads,
         prompt_tokens=n_tokens,

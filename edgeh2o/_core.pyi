@@ -166,14 +166,22 @@ def write_packed(model: Model, name: str, descriptor: int, offset: int) -> None:
     """Writes the bytes of a matrix into an open file. ValueError as above, OSError."""
 
 def map_packed(
-    model: Model, descriptor: int, tensors: abc.Sequence[tuple[str, str, str, int, int, int]]
+    model: Model,
+    descriptor: int,
+    tensors: abc.Sequence[tuple[str, str, str, int, int, int]],
+    is_beyond_memory: bool,
 ) -> None:
     """Lets matrices lie in an open file, which must not become shorter as long as the model lives.
+
+    Where it ``is_beyond_memory``, its pages may be gone when they are needed again.
 
     Each is (name, type of its tensor, type as it is held, rows, cols, byte of the file), a multiple
     of 64, as ``describe_packed`` said of another model of the same ``packed_layout``. ValueError,
     before anything is changed, for what is no place of a matrix, OSError.
     """
+
+def hold_packed(model: Model, name: str, descriptor: int, offset: int) -> None:
+    """Takes a matrix that was mapped into memory: its bytes begin at ``offset``. OSError."""
 
 class WeightReader:
     """Reads tensors from the open file ``descriptor`` and packs them into ``model``.

@@ -159,7 +159,8 @@ class RuntimeConfig:
         "--packed-weights",
         metavar="auto|off|FOLDER",
         help="keep the weights of GGUF models as the kernels read them in a folder, in files of "
-        "the size of the model, which later starts map into memory instead of packing them anew; "
+        "the size of the model, which starts map into memory instead of packing them anew, and of "
+        "which a model larger than memory runs; "
         "auto: `packed` in the cache folder",
     )
     device: str = option(

@@ -23,6 +23,12 @@ class MappedFile {
   }
   const uint8_t* data() const { return data_; }
   size_t size() const { return n_bytes_; }
+  bool holds(const uint8_t* begin) const {
+    return n_bytes_ > 0 && begin >= data_ && begin < data_ + n_bytes_;
+  }
+
+  // Has n_bytes of it from `begin` on read from the disk, those that are not in memory, without waiting.
+  void will_need(const uint8_t* begin, size_t n_bytes) const;
 
  private:
   const uint8_t* data_ = nullptr;

@@ -65,7 +65,7 @@ void write_packed(const Decoder& decoder, const std::string& name, int descripto
 // tensors: as Weights::PackedTensor.
 using Tensor = std::tuple<std::string, std::string, std::string, size_t, size_t, size_t>;
 
-void map_packed(Decoder& decoder, int descriptor, const std::vector<Tensor>& tensors) {
+void map_packed(Decoder& decoder, int descriptor, const std::vector<Tensor>& tensors, bool is_beyond_memory) {
   std::vector<Weights::PackedTensor> sources;
   sources.reserve(tensors.size());
   for (const auto& [name, tensor_type, packed_type, rows, cols, offset] : tensors) {
@@ -73,7 +73,16 @@ void map_packed(Decoder& decoder, int descriptor, const std::vector<Tensor>& ten
   }
   try {
     const py::gil_scoped_release release;
-    decoder.weights().map_packed(MappedFile(descriptor), sources);
+    decoder.weights().map_packed(MappedFile(descriptor), sources, is_beyond_memory);
+  } catch (const std::system_error& error) {
+    throw_os_error(error.code().value());
+  }
+}
+
+void hold_packed(Decoder& decoder, const std::string& name, int descriptor, uint64_t offset) {
+  try {
+    const py::gil_scoped_release release;
+    decoder.weights().hold_packed(name, descriptor, offset);
   } catch (const std::system_error& error) {
     throw_os_error(error.code().value());
   }
@@ -98,7 +107,10 @@ void bind_packed_weights(py::module_& module) {
   module.def("describe_packed", &describe_packed, py::arg("model"), py::arg("name"));
   module.def("write_packed", &write_packed, py::arg("model"), py::arg("name"), py::arg("descriptor"),
              py::arg("offset"));
-  module.def("map_packed", &map_packed, py::arg("model"), py::arg("descriptor"), py::arg("tensors"));
+  module.def("map_packed", &map_packed, py::arg("model"), py::arg("descriptor"), py::arg("tensors"),
+             py::arg("is_beyond_memory"));
+  module.def("hold_packed", &hold_packed, py::arg("model"), py::arg("name"), py::arg("descriptor"),
+             py::arg("offset"));
 }
 
 }  // namespace edgeh2o

@@ -19,6 +19,7 @@
 #include "model/mixers/short_conv.h"
 #include "model/ngrams.h"
 #include "model/passes.h"
+#include "model/read_ahead.h"
 #include "model/stream_mix.h"
 #include "model/streams.h"
 #include "model/token_inputs.h"
@@ -40,7 +41,11 @@ void Decoder::forward(Span<const Step> steps, Workspace& workspace, const Observ
   }
   const bool is_joint = goes_together(steps, n_rows, workspace);
   const AdapterScales joint = is_joint ? joint_adapters(steps, workspace) : AdapterScales{};
+  const ReadAhead* const ahead = weights_.read_ahead();
+  if (ahead) ahead->layer(config_.own_layer(0));
   for (size_t layer = 0; layer < config_.n_layers(); ++layer) {
+    if (ahead)
+      ahead->layer(layer + 1 < config_.n_layers() ? config_.own_layer(layer + 1) : config_.n_own_layers());
     take_rows_before(layer, steps, workspace);
     if (is_joint) {
       run_layer_together({config_, weights_, workspace, steps[0], layer, 0, joint}, steps, n_rows);

@@ -1,35 +1,16 @@
 #include "model/weight_reader.h"
 
-#include <sys/types.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 
 #include "base/parallel.h"
+#include "base/read_file.h"
 
 namespace edgeh2o {
 namespace {
 
-// Bytes that one thread reads at a time.
-constexpr size_t kPieceBytes = size_t{1} << 20;
 // Of a tensor that are held at a time, where it can be packed in parts: fresh memory is cleared by the
 // kernel, which takes longer than to pack what it is for.
-constexpr size_t kPartBytes = 8 * kPieceBytes;
-
-// The number of the error, 0 for none and -1 where the file ends before.
-int read_piece(int descriptor, uint8_t* out, uint64_t offset, size_t n_bytes) {
-  while (n_bytes > 0) {
-    const ssize_t n_read = pread(descriptor, out, n_bytes, static_cast<off_t>(offset));
-    if (n_read < 0 && errno == EINTR) continue;
-    if (n_read < 0) return errno;
-    if (n_read == 0) return -1;
-    out += n_read;
-    offset += static_cast<uint64_t>(n_read);
-    n_bytes -= static_cast<size_t>(n_read);
-  }
-  return 0;
-}
+constexpr size_t kPartBytes = size_t{8} << 20;
 
 }  // namespace
 
@@ -67,13 +48,7 @@ ReadStatus WeightReader::run() {
 }
 
 ReadStatus WeightReader::read(uint8_t* out, uint64_t offset, size_t n_bytes) {
-  std::atomic<int> error{0};
-  parallel_for(ceil_div(n_bytes, kPieceBytes), [&](size_t piece, size_t) {
-    const size_t begin = piece * kPieceBytes;
-    const int result =
-        read_piece(descriptor_, out + begin, offset + begin, std::min(kPieceBytes, n_bytes - begin));
-    if (result != 0) error.store(result, std::memory_order_relaxed);
-  });
+  const int error = read_file(descriptor_, out, offset, n_bytes);
   if (error == 0) return ReadStatus::kDone;
   if (error < 0) return ReadStatus::kFileTooShort;
   error_number_ = error;

@@ -209,6 +209,7 @@ void Weights::finish() {
     spread_gains(spec, layers_[i]);
     if (spec.heads.are_lent) undo_key_factors(spec, main_->layer(spec.lender).key_factors, layers_[i]);
   }
+  plan_reads();
   parallel_for(layers_.size(),
                [&](size_t i, size_t) { balance_keys(config_, config_.first_use(i), layers_[i]); });
 }

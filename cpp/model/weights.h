@@ -3,6 +3,7 @@
 
 #include <array>
 #include <functional>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "base/mapped_file.h"
 #include "isa/kernel_table.h"
 #include "model/decoder_config.h"
+#include "model/read_ahead.h"
 #include "model/row_table.h"
 #include "quant/packed_matrix.h"
 #include "quant/widened_types.h"
@@ -194,8 +196,14 @@ class Weights {
   };
   // Lets these matrices lie in the file, which was packed for the same layout, instead of being set. What the
   // file says is not trusted: throws std::invalid_argument, before anything is changed, for a matrix that has
-  // no such place in the decoder or in the file.
-  void map_packed(MappedFile file, const std::vector<PackedTensor>& tensors);
+  // no such place in the decoder or in the file. Where all that is mapped is_beyond_memory, its pages may be
+  // gone when they are needed again.
+  void map_packed(MappedFile file, const std::vector<PackedTensor>& tensors, bool is_beyond_memory);
+  // Takes one of these into memory: its bytes begin at `offset` of an open descriptor. Throws
+  // std::system_error, std::bad_alloc.
+  void hold_packed(const std::string& name, int descriptor, uint64_t offset);
+  // Has the mapped matrices, once finish() was called, read before they are multiplied; null where none are.
+  const ReadAhead* read_ahead() const { return read_ahead_.get(); }
   // The matrix of a tensor. Throws std::invalid_argument for a name that is none's, or was not set.
   const PackedMatrix& find_packed(const std::string& name) const;
 
@@ -280,11 +288,14 @@ class Weights {
  private:
   void set_matrix(PackedMatrix& matrix, const FormatInfo& info, const uint8_t* data, size_t n_bytes,
                   size_t rows, size_t cols, const int32_t* row_order);
+  void plan_reads();
 
   DecoderConfig config_;
   const KernelTable* table_;
   const Weights* main_;
   MappedFile mapped_;
+  bool is_beyond_memory_ = false;
+  std::unique_ptr<ReadAhead> read_ahead_;
   BlockPool pool_;  // of all matrices; a tensor that is set again leaves its old place unused
   Linear token_embd_, output_, hidden_proj_, hidden_out_, features_;
   PackedMatrix head_;  // the first rows of main's output matrix

@@ -59,6 +59,7 @@ class PackedMatrix {
   // those of the whole matrix where there is a row_order, which is then the part's own.
   void pack_rows(const FormatInfo& info, const uint8_t* data, size_t first, size_t n_rows,
                  const int32_t* row_order = nullptr);
+  uint8_t* unfilled_panels() { return packed_; }  // of the same: n_bytes() that were packed before may go here
 
   // The first n rows, whole panels or all of them, in the memory of this, which must outlive them; without
   // updates.

@@ -14,7 +14,7 @@ from ..host import memory
 from ..rope_config import ROPE_OF_FILE
 from ..runners.base import SessionShape
 from .context_size import CONTEXT_STEP, context_limit, least_context, memory_cures
-from .models import device_memory_left
+from .models import device_memory_left, leave_on_disk, may_stay_on_disk
 
 if TYPE_CHECKING:
     from ..runners.base import Runner
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # that was checked when the weights were loaded: part of it may be in use since.
 RESERVE_BYTES = 64 * 2**20
 RECHECK_RESERVE_BYTES = 16 * 2**20
+ON_DISK_CURE = ", or leave weights on the disk (--packed-weights auto)"
 
 # Bytes of a session, by what takes them.
 SessionEstimate = Callable[[SparseAttentionConfig, SessionShape], Mapping[str, int]]
@@ -49,12 +50,23 @@ def check_load(plan: RunPlan, file: ModelFile, draft: DescribedDraft | None = No
     room = find_room(plan.threads, weight_bytes, mapped_bytes)
     context = least_context(plan)
     sizes = host_sizes(plan.for_length(context), plan.shape(context), estimate)
+    needed = sum(sizes(context).values())
+    weight_room = room + weight_bytes - needed
+    if needed > room and not plan.has_device_memory and leave_on_disk(file, weight_room):
+        warnings.warn(
+            f"weights of {memory.format_bytes(weight_bytes)} do not fit in memory, which has room "
+            f"for {memory.format_bytes(weight_room)} of them: the others are read from the disk "
+            "whenever they are needed",
+            stacklevel=3,
+        )
+        weight_bytes, room = weight_room, needed
     if plan.context_size is None:
         on_device = _find_largest_on_device(plan, file, context, file.n_weight_bytes)
         largest = min(find_largest_context(context, sizes, room), on_device)
         if 0 < largest < context:
             return replace(plan, most_context=largest)
-    require_fit(context, sizes, room, weight_bytes=weight_bytes)
+    cure = ON_DISK_CURE if may_stay_on_disk(file) and not plan.has_device_memory else ""
+    require_fit(context, sizes, room, weight_bytes=weight_bytes, other_cure=cure)
     trained = plan.config.context_length
     scales = plan.rope == ROPE_OF_FILE and plan.config.has_rope
     if (plan.context_size or 0) > trained:
@@ -212,7 +224,14 @@ def find_room(
     return min(room, addresses - reserve - mapped_bytes - threads * memory.thread_stack_bytes())
 
 
-def require_fit(context: int, sizes: SessionSizes, room: int, *, weight_bytes: int = 0) -> None:
+def require_fit(
+    context: int,
+    sizes: SessionSizes,
+    room: int,
+    *,
+    weight_bytes: int = 0,
+    other_cure: str = "",
+) -> None:
     """Raises ResourceError for a session of ``context`` positions that takes more than ``room``.
 
     ``weight_bytes`` are weights yet to be loaded. The message gives the parts, what is available,
@@ -230,7 +249,7 @@ def require_fit(context: int, sizes: SessionSizes, room: int, *, weight_bytes: i
     if largest:
         cure = f"the largest context that fits is -c {largest}"
     else:
-        cure = f"no context fits: {memory_cures(is_limit_named=True)}"
+        cure = f"no context fits: {memory_cures(is_limit_named=True)}{other_cure}"
     within = f" within the limit {limit}" if limit else ""
     raise ResourceError(
         f"a context of {context} positions needs "

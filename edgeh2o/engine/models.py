@@ -103,6 +103,17 @@ def device_memory_left(model: DescribedModel) -> int | None:
     return None if left is None else left()
 
 
+def leave_on_disk(file: ModelFile, room: int) -> bool:
+    """Whether weights beyond ``room`` bytes may stay on the disk; then they do."""
+    leave = getattr(file, "leave_on_disk", None)
+    return leave is not None and bool(leave(room))
+
+
+def may_stay_on_disk(file: ModelFile) -> bool:
+    """Whether weights could do so, if ``packed_weights`` said it."""
+    return bool(getattr(file, "may_stay_on_disk", False))
+
+
 def mapped_weight_bytes(model: LoadedModel) -> int:
     """Bytes of the weights that lie in a file, which the system may drop and read again."""
     return int(getattr(model, "mapped_weight_bytes", 0))

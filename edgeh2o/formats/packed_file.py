@@ -66,8 +66,20 @@ class PackedTable:
     matrices: tuple[PackedMatrix, ...]
 
 
-# Writes the matrix of a number to a descriptor, from an offset on.
-WriteMatrix = Callable[[int, int, int], None]
+class PackedWriter:
+    """A file of packed matrices as it is written: they go one behind the other."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.matrices: list[PackedMatrix] = []
+        self.end = HEAD_BYTES
+
+    def add(self, name: str, type_name: str, rows: int, cols: int, n_bytes: int) -> int:
+        """Where the bytes of the next matrix go."""
+        matrix = PackedMatrix(name, type_name, rows, cols, self.end, n_bytes)
+        self.matrices.append(matrix)
+        self.end += -(-n_bytes // ALIGNMENT) * ALIGNMENT
+        return matrix.offset
 
 
 def packed_path(folder: Path, model: Path, layout: Sequence[int]) -> Path:
@@ -98,40 +110,31 @@ def open_packed(path: Path) -> tuple[int, PackedTable] | None:
 
 
 def write_packed_file(
-    path: Path,
-    key: str,
-    model: Path,
-    described: Sequence[tuple[str, str, int, int, int]],
-    write: WriteMatrix,
+    path: Path, key: str, model: Path, n_bytes: int, write: Callable[[PackedWriter], None]
 ) -> None:
     """Writes a file, or replaces one of ours, as one step; others go for room.
 
-    ``described`` are name, type, rows, columns and bytes of each matrix, which ``write`` writes.
+    ``write`` adds the matrices and writes them, ``n_bytes`` or a little more.
     Raises ResourceError, and leaves nothing behind, where there is no room or no access; UsageError
-    where another file stands in the way.
+    where another file stands in the way; and what ``write`` does.
     """
     make_folder(path.parent)
     if os.path.lexists(path) and not _is_ours(path):
         raise UsageError(f"{path} is not a file of packed weights; remove it or name a folder")
-    matrices, end = [], HEAD_BYTES
-    for name, type_name, rows, cols, n_bytes in described:
-        matrices.append(PackedMatrix(name, type_name, rows, cols, end, n_bytes))
-        end += -(-n_bytes // ALIGNMENT) * ALIGNMENT
-    said = {"key": key, "model": os.path.realpath(model), "matrices": matrices}
-    table = json.dumps(said).encode("ascii")
     try:
         system = os.statvfs(path.parent)
         room = system.f_bavail * system.f_frsize - RESERVE_BYTES
-        if end + len(table) > room:
+        if n_bytes > room:
             raise ResourceError(
                 f"{path.parent} has room for {max(0, room)} bytes and packed weights take "
-                f"{end + len(table)}; free some, or name another folder"
+                f"{n_bytes}; free some, or name another folder"
             )
         with replacing(path) as file:
-            descriptor = file.fileno()
-            for number, matrix in enumerate(matrices):
-                write(number, descriptor, matrix.offset)
-            seal_packed(Path(file.name), descriptor, table, end)
+            writer = PackedWriter(file.fileno())
+            write(writer)
+            said = {"key": key, "model": os.path.realpath(model), "matrices": writer.matrices}
+            table = json.dumps(said).encode("ascii")
+            seal_packed(Path(file.name), writer.descriptor, table, writer.end)
     except OSError as error:
         raise ResourceError(
             f"cannot write {path}: {error.strerror}; free some space, or name another folder"

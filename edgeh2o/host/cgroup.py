@@ -15,7 +15,7 @@ _NO_LIMIT_BYTES = 2**62
 def memory_left_bytes(root: Path = Path("/")) -> int | None:
     """Bytes this process may still take before its group is full, None without a limit.
 
-    File pages that the kernel can drop at once (``inactive_file``) do not count as used.
+    File pages that the kernel can drop do not count as used, as in ``MemAvailable``.
     """
     lefts = []
     for folder in _group_folders(root, "memory"):
@@ -24,8 +24,10 @@ def memory_left_bytes(root: Path = Path("/")) -> int | None:
         used = _read_int(folder / ("memory.current" if version_2 else "memory.usage_in_bytes"))
         if limit is None or used is None or limit >= _NO_LIMIT_BYTES:
             continue
-        droppable = _read_stat(
-            folder / "memory.stat", "inactive_file" if version_2 else "total_inactive_file"
+        prefix = "" if version_2 else "total_"
+        droppable = sum(
+            _read_stat(folder / "memory.stat", f"{prefix}{state}_file")
+            for state in ("inactive", "active")
         )
         lefts.append(max(0, limit - max(0, used - droppable)))
     return min(lefts, default=None)

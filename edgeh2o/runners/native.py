@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +35,9 @@ if TYPE_CHECKING:
     from .packed_weights import KeptWeights
     from .weight_loading import OnBytes
 
+# The least part of a model's weights that memory holds: below, nothing of them stays there.
+LEAST_PART = 16
+
 
 class NativeModelFile(GgufModelFile):
     """A GGUF file for the decoder of the CPU.
@@ -53,6 +55,7 @@ class NativeModelFile(GgufModelFile):
     ) -> None:
         super().__init__(path, rope)
         self._packed_weights = packed_weights
+        self._weight_room: int | None = None  # all of them
         self._adapters: Adapters | None = None
         self._own_adapters: OwnAdapters | None = None
         if self.config.adapter_tokens:
@@ -123,21 +126,20 @@ class NativeModelFile(GgufModelFile):
         One tensor at a time, or 8 MiB of a large one, is held as it is stored, so that the peak
         stays near the packed size. ``check_tensors`` refuses NaN and infinite weights, at the cost
         of one more pass over the data. ``on_bytes(done, total)`` counts bytes of the file.
-        ``meanwhile()`` is called once the packing has begun. Matrices that were kept are mapped.
+        ``meanwhile()`` is called once the packing has begun. Matrices that are kept are packed
+        before, into their file, and mapped.
         """
-        core_model = _core.Model(core_config(self.config))
+        core_model = self._new_core_model()
         self._set_ngram_rows(core_model)
-        kept = self._kept_weights(core_model)
-        with nullcontext(False) if kept is None else kept.found_or_awaited() as is_mapped:
-            tokenizer = self._read_weights(
-                core_model,
-                check_tensors=check_tensors,
-                on_bytes=on_bytes,
-                meanwhile=meanwhile,
-                bindings=kept.vectors if kept is not None and is_mapped else None,
-            )
-            if kept is not None and not is_mapped:
-                kept.write()
+        kept = self._kept_weights()
+        is_mapped = kept is not None and kept.map_to(core_model, on_bytes)
+        tokenizer = self._read_weights(
+            core_model,
+            check_tensors=check_tensors,
+            on_bytes=on_bytes,
+            meanwhile=meanwhile,
+            bindings=kept.vectors if kept is not None and is_mapped else None,
+        )
         if self._adapters is not None:
             self._adapters.add_to(core_model)
         if self._own_adapters is not None:
@@ -176,13 +178,37 @@ class NativeModelFile(GgufModelFile):
         assert isinstance(self._gguf, GgufFile)
         return own_drafting_layer(self._gguf, self.config)
 
-    def _kept_weights(self, core_model: _core.Model) -> KeptWeights | None:
+    @property
+    def may_stay_on_disk(self) -> bool:
+        """Whether ``packed_weights`` would let weights stay there."""
+        return type(self) is NativeModelFile
+
+    def leave_on_disk(self, room: int) -> bool:
+        """Whether weights beyond ``room`` bytes may stay in the file of packed ones; so be it then.
+
+        They are read whenever they are needed.
+        """
+        if self._packed_weights == PACKED_OFF or room < self.n_weight_bytes // LEAST_PART:
+            return False
+        self._weight_room = room
+        return True
+
+    def _new_core_model(self) -> _core.Model:
+        return _core.Model(core_config(self.config))
+
+    def _kept_weights(self) -> KeptWeights | None:
         if self._packed_weights == PACKED_OFF:
             return None
         from .packed_weights import KeptWeights
 
         assert isinstance(self._gguf, GgufFile)
-        return KeptWeights(self._packed_weights, core_model, self._gguf, self._bindings)
+        return KeptWeights(
+            self._packed_weights,
+            self._new_core_model,
+            self._gguf,
+            self._bindings,
+            self._weight_room,
+        )
 
 
 def can_show_attention(config: DecoderConfig) -> bool:

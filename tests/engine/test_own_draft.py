@@ -272,11 +272,11 @@ def test_weights_of_the_model_may_lie_in_a_file(
     sampling = SamplingParams(
         temperature=0, max_tokens=21, ignore_eos=True, draft_tokens="4", lookup="off"
     )
-    for is_mapped in (False, True):
+    for _ in range(2):
         with _open(right_path, packed_weights=tmp_path) as llm:
             stats = compare_drafted(llm, prompt, sampling)
         assert stats.accepted_tokens == stats.drafted_tokens > 0
-        assert ("mapped_weights" in stats.memory_bytes) is is_mapped
+        assert stats.memory_bytes["mapped_weights"] > 0
         assert stats.memory_bytes["draft_weights"] > 0
 
 

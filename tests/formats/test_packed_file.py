@@ -18,6 +18,7 @@ from edgeh2o.formats.packed_file import (
     HEAD_BYTES,
     MAX_FILES,
     PackedTable,
+    PackedWriter,
     open_packed,
     packed_path,
     write_packed_file,
@@ -31,12 +32,13 @@ def _content(number: int) -> bytes:
     return bytes((number + i) % 251 for i in range(SIZES[number]))
 
 
-def _write_matrix(number: int, descriptor: int, offset: int) -> None:
-    os.pwrite(descriptor, _content(number), offset)
+def _write_matrices(writer: PackedWriter) -> None:
+    for number, described in enumerate(DESCRIBED):
+        os.pwrite(writer.descriptor, _content(number), writer.add(*described))
 
 
 def _write(path: Path, model: Path, key: str = "key") -> Path:
-    write_packed_file(path, key, model, DESCRIBED, _write_matrix)
+    write_packed_file(path, key, model, sum(SIZES), _write_matrices)
     return path
 
 
@@ -150,13 +152,12 @@ def test_a_damaged_file_of_ours_is_replaced(path: Path, model: Path) -> None:
 def test_a_full_disk_leaves_nothing_and_what_was_there(path: Path, model: Path) -> None:
     before = path.read_bytes()
 
-    def fail(number: int, descriptor: int, offset: int) -> None:
-        if number == 2:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        _write_matrix(number, descriptor, offset)
+    def fail(writer: PackedWriter) -> None:
+        _write_matrices(writer)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.raises(ResourceError, match="No space left on device; free some space"):
-        write_packed_file(path, "new", model, DESCRIBED, fail)
+        write_packed_file(path, "new", model, sum(SIZES), fail)
     assert path.read_bytes() == before
     assert os.listdir(path.parent) == [path.name]
 

@@ -24,7 +24,7 @@ def test_version_2_takes_the_tightest_group_and_adds_droppable_pages(tmp_path: P
             "sys/fs/cgroup/outer/inner/cpu.max": "max 100000\n",
         },
     )
-    assert cgroup.memory_left_bytes(root) == 1000 - (700 - 250)
+    assert cgroup.memory_left_bytes(root) == 1000 - (700 - 250 - 50)
     assert cgroup.cpu_quota(root) == 1.5
 
 

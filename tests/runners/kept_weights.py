@@ -36,6 +36,11 @@ def is_mapped(model: NativeModel) -> bool:
     return model.mapped_weight_bytes > 0
 
 
+def made_files(folder: Path) -> set[int]:
+    """What tells the files of a folder from those that are made later."""
+    return {file.stat().st_ino for file in folder.glob("*.packed")}
+
+
 def kept_file(folder: Path) -> Path:
     (file,) = folder.glob("*.packed")
     return file

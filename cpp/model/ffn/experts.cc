@@ -6,6 +6,7 @@
 #include "base/mat_view.h"
 #include "model/branch.h"
 #include "model/ffn/gated.h"
+#include "model/read_ahead.h"
 #include "ops/rows.h"
 
 namespace edgeh2o {
@@ -93,9 +94,11 @@ void add_experts(const LayerCall& call, MatView<float> x) {
   route_rows(as_const(logits), routing_rule(spec, w), a.routes);
 
   std::fill_n(mixed.data, n * dim, 0.0f);
+  ExpertsAhead ahead(call.weights.read_ahead(), call.config.own_layer(call.layer), a.routes);
   for (size_t e = 0; e < n_experts; ++e) {  // one after the other: sums have a fixed order
     const size_t first = a.routes.begin[e], count = a.routes.begin[e + 1] - first;
     if (count == 0) continue;
+    ahead.before(e);
     const MatView<float> part{a.expert_rows, count, dim, dim};
     gather_rows(rows, a.routes.rows + first, part);
     float* const weights = a.routes.weights + first;

@@ -1,0 +1,48 @@
+#include "model/read_ahead.h"
+
+#include <algorithm>
+
+namespace edgeh2o {
+namespace {
+
+// Of experts that are asked for and not yet multiplied: two tokens' worth of gpt-oss, and a disk's queue
+// full.
+constexpr size_t kAheadBytes = size_t{64} << 20;
+
+}  // namespace
+
+ReadAhead::ReadAhead(const MappedFile& file, size_t n_layers, bool is_beyond_memory)
+    : file_(file), is_beyond_memory_(is_beyond_memory), layers_(n_layers + 1) {
+  for (std::deque<Group>& groups : layers_) groups.emplace_back();
+}
+
+void ReadAhead::add_to(size_t layer, size_t group, const PackedMatrix& matrix) {
+  std::deque<Group>& groups = layers_[layer];
+  while (groups.size() <= group) groups.emplace_back();
+  if (matrix && file_.holds(matrix.panel(0)))
+    groups[group].pages.push_back({matrix.panel(0), matrix.n_bytes()});
+}
+
+size_t ReadAhead::expert_bytes(size_t layer, size_t expert) const {
+  size_t sum = 0;
+  for (const Span<const uint8_t>& each : layers_[layer][1 + expert].pages) sum += each.size;
+  return sum;
+}
+
+void ReadAhead::ask(const Group& group) const {
+  if (!is_beyond_memory_ && group.was_asked_for.exchange(true, std::memory_order_relaxed)) return;
+  for (const Span<const uint8_t>& each : group.pages) file_.will_need(each.data, each.size);
+}
+
+void ExpertsAhead::before(size_t e) {
+  if (!ahead_) return;
+  if (next_ > 0) n_bytes_ -= ahead_->expert_bytes(layer_, at_hand_);
+  at_hand_ = e;
+  for (; next_ < routes_.n_experts && n_bytes_ < kAheadBytes; ++next_) {
+    if (routes_.begin[next_] == routes_.begin[next_ + 1]) continue;
+    ahead_->expert(layer_, next_);
+    n_bytes_ += ahead_->expert_bytes(layer_, next_);
+  }
+}
+
+}  // namespace edgeh2o
