@@ -451,10 +451,10 @@ class ChunkedAttention(_SequenceMethods):
     ``recurrent`` [n_layers] gives layers that do not attend the numbers of their recurrent state, 0
     to the others; empty: all attend. Where it is not ``is_causal`` a text is one call of ``run``
     with ``is_last``, whose queries see as many positions behind theirs as before them; the rows of
-    all layers then have one place. There a ``max_alibi_bias`` takes a slope of the head times the
+    all layers then have one place. A ``max_alibi_bias`` takes a slope of the head times the
     distance of query and key from every logit (ALiBi, Press et al. 2021), with slopes of
     ``2**-(max_alibi_bias * i / n)`` for the n heads, i = 1 to n, and ggml's where n is no power of
-    two.
+    two; then the policy is one that reads everything.
     """
 
     def __init__(

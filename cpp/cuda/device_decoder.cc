@@ -83,6 +83,8 @@ void check_supported(const DecoderConfig& config) {
                "gates of attention by a matrix of their own do not run on a GPU yet", cure);
     EH2O_CHECK(layer.heads.key_dim == layer.heads.value_dim && layer.value_scale == 1.0f,
                "values of another size than their keys, or with a factor, do not run on a GPU yet", cure);
+    EH2O_CHECK(layer.heads.max_alibi_bias == 0.0f,
+               "attention with a bias by distance (ALiBi) does not run on a GPU yet", cure);
     EH2O_CHECK(layer.heads.index.is_none(),
                "attention to what an indexer chooses (DSA) does not run on a GPU yet", cure);
     EH2O_CHECK(!layer.qk_norm_after_rope || layer.qk_norm != QkNorm::kProjection,

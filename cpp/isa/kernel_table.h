@@ -116,7 +116,7 @@ struct KernelTable {
   void (*merge_softmax_f32)(const SoftmaxRows& state, const AttentionTile&, float* scratch, bool is_first);
   void (*attention_rows_f32)(CacheType k_type, CacheType v_type, const AttentionTile&, const void* k,
                              const void* v, const int32_t* positions, size_t n_keys, const float* biases,
-                             size_t n_next);
+                             ptrdiff_t distance, size_t n_next);
 
   // As AttentionKernels::peak.
   uint64_t (*peak_q4)(float* out, size_t n_rounds);

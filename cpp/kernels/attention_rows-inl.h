@@ -144,11 +144,12 @@ void sum_tile(const AttentionTile& tile, const RowsInPlace& v, size_t n_keys, co
 
 // Fills tile.weights, o, m and l like attention_tile_f32, without padded rows: every row sees all n_keys >= 1
 // rows: those of k and v one after another, or, of n_keys that divide by four, those at the positions, every
-// four of which are neighbours. biases: [n_keys] natural logarithms added to the logits, or null. The n_next
-// keys that follow them are those of the thread's next call: keys and values take turns at the memory.
+// four of which are neighbours. biases: [n_keys] natural logarithms added to the logits, or null. distance:
+// as AttentionPiece has it, where the tile has slopes; keys lie one after another then. The n_next keys that
+// follow them are those of the thread's next call: keys and values take turns at the memory.
 inline void attention_rows_f32(CacheType k_type, CacheType v_type, const AttentionTile& tile, const void* k,
                                const void* v, const int32_t* positions, size_t n_keys, const float* biases,
-                               size_t n_next) {
+                               ptrdiff_t distance, size_t n_next) {
   const RowsInPlace keys{static_cast<const uint8_t*>(k), kv_row_bytes(k_type, tile.key_dim), positions},
       values{static_cast<const uint8_t*>(v), kv_row_bytes(v_type, tile.value_dim), positions};
   with_cache_type(k_type, [&](auto type) { score_tile<type>(tile, keys, n_keys, {values, n_keys}); });
@@ -156,6 +157,10 @@ inline void attention_rows_f32(CacheType k_type, CacheType v_type, const Attenti
     float* logits = tile.weights + row * tile.weight_stride;
     if (tile.soft_cap > 0.0f) soft_cap_f32(logits, tile.soft_cap, n_keys);
     if (biases) blend_row(logits, biases, 1.0f, kLog2E, n_keys);
+    if (tile.slopes) {
+      const auto query = static_cast<ptrdiff_t>(row / tile.group_size);
+      subtract_distances(logits, tile.slopes[row % tile.group_size], distance + query, n_keys);
+    }
     softmax_row(logits, n_keys, tile.m + row, tile.l + row);
   }
   with_cache_type(v_type, [&](auto type) {

@@ -199,6 +199,10 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
       layer.heads.is_causal || (layer.mixer == MixerKind::kAttention && layer.heads.has_own_kv() &&
                                 !layer.is_chunked && layer.latent.is_none() && layer.temperature_period == 0),
       "only plain attention to keys of the layer's own reads what is behind a token");
+  EH2O_CHECK(
+      layer.heads.max_alibi_bias == 0.0f || (layer.mixer == MixerKind::kAttention && layer.latent.is_none() &&
+                                             !layer.heads.are_lent && !config.reads_hidden),
+      "a bias by distance (ALiBi) is of plain attention");
   EH2O_CHECK((layer.norm_placement == NormPlacement::kNone) == config.mixes_streams(),
              "streams that are mixed have the norms of a layer");
   EH2O_CHECK(

@@ -21,7 +21,6 @@ struct AttentionPlan {
   // and no generated token asks for the scores. Queries to another layer's keys that are sampled are there
   // only where all rows attend.
   bool ends_dense(size_t window) const {
-    if (!slopes.empty()) return false;  // kernels of single rows have no bias by distance
     if (window > 0) return true;
     return (needs.n_sampled_queries == 0 || shape.heads.has_own_kv()) &&
            (needs.reads_all || (needs.n_dense_tail > 0 && !needs.ends_by_scores));

@@ -80,7 +80,7 @@ void AttentionHeads::check() const {
   EH2O_CHECK(scale > 0.0f, "scale = ", scale, " must be positive");
   EH2O_CHECK(soft_cap >= 0.0f, "soft_cap = ", soft_cap, " must be positive, or 0 for none");
   EH2O_CHECK(max_alibi_bias >= 0.0f, "max_alibi_bias = ", max_alibi_bias, " must be positive, or 0 for none");
-  EH2O_CHECK(max_alibi_bias == 0.0f || !is_causal, "causal attention has no bias by distance here");
+  EH2O_CHECK(max_alibi_bias == 0.0f || index.is_none(), "what an indexer chooses has no bias by distance");
 }
 
 // As the paper and ggml have them: a geometric sequence for as many heads as the largest power of two, and

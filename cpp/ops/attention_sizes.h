@@ -78,7 +78,7 @@ struct AttentionHeads {
   // one call.
   bool is_causal = true;
   // ALiBi (Press et al. 2021): logits lose a slope of the head times the distance of query and key, with
-  // slopes down to 2^-max_alibi_bias. 0: none.
+  // slopes down to 2^-max_alibi_bias. 0: none. What is read lies in a row then: no indexer chooses it.
   float max_alibi_bias = 0.0f;
   IndexHeads index = {};  // what says which positions a query reads, if anything does
 

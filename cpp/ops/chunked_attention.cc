@@ -328,6 +328,7 @@ void ChunkedAttention::attend_memory(const Call& call, const Task& task, const L
       part.weights += sizes_.weight_words(sizes_.memory_keys);
     AttentionPiece piece = work.pieces[i];
     if (call.window > 0) piece.n_hidden += static_cast<ptrdiff_t>(tile.first_query);
+    piece.distance += static_cast<ptrdiff_t>(task.chunk.begin + tile.first_query);
     if (piece.n_hidden >= static_cast<ptrdiff_t>(piece.n_keys)) continue;
     kernels_.attention_tile(part, piece);
     table_.merge_softmax_f32(tile.state, part, tile.scratch.factors, is_first && i == 0);

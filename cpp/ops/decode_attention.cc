@@ -147,7 +147,8 @@ void DecodeAttention::set_positions(size_t token, size_t kv_head, const int32_t*
 }
 
 // Tokens from `token` on that read the same keys in a range: they go together, as rows of one tile. Only
-// where the range is full: how the last few keys are summed up depends on the number of rows.
+// where the range is full: how the last few keys are summed up depends on the number of rows. Rows that have
+// biases by distance are neighbours.
 size_t DecodeAttention::count_alike(size_t kv_head, size_t token, size_t n_tokens, size_t range_idx) const {
   const HeadKeys& first = keys(kv_head, token);
   const size_t n_keys = range(first, range_idx).n_keys;
@@ -157,6 +158,7 @@ size_t DecodeAttention::count_alike(size_t kv_head, size_t token, size_t n_token
     const HeadKeys& other = keys(kv_head, end);
     if (!other.reads_like(first)) break;
     if (range(other, range_idx).n_keys != n_keys) break;
+    if (!plan_.slopes.empty() && other.position != first.position + (end - token)) break;
   }
   return end - token;
 }
@@ -173,6 +175,7 @@ AttentionTile DecodeAttention::range_result(const Round& round, size_t kv_head, 
   tile.key_dim = heads.key_dim;
   tile.value_dim = round.value_dim;
   tile.soft_cap = heads.soft_cap * kLog2E;
+  if (!plan_.slopes.empty()) tile.slopes = plan_.slopes.data() + kv_head * group_size();
   tile.q = q_ + (kv_head * kMaxDecodeTokens + token) * group_size() * heads.key_dim;
   tile.weight_stride = kRangeKeys;
   tile.m = results + first_row;
@@ -240,7 +243,7 @@ DecodeAttention::Rows DecodeAttention::find_rows(const HeadKeys& keys, const Ran
                v = range.is_of_rows ? keys.rows->v : kv.v(kv_head);
   const int32_t* const listed = keys.listed(range);
   if (listed == nullptr) {
-    const size_t first = range.first + (range.is_of_rows ? 0 : keys.begin);
+    const size_t first = keys.first_position(range);
     return {k.row(first), is_one_row ? k.row(first) : v.row(first)};
   }
   if (lies_in_pages(keys, range)) {
@@ -360,13 +363,15 @@ void DecodeAttention::attend_range(const Round& round, const LayerKv& kv, size_t
   const Range now = range(read, range_idx);
   if (now.n_keys == 0) return;
   const Rows rows = find_rows(read, now, kv, kv_head, gathered);
+  EH2O_DASSERT(plan_.slopes.empty() || !read.listed(now));  // whose distances differ
+  const auto distance = static_cast<ptrdiff_t>(read.position - read.first_position(now));
   AttentionTile tile = range_result(round, kv_head, range_idx, token, n_alike);
   tile.weights = weights;
   const auto [k_type, v_type] = now.is_of_rows ? CacheTypes{read.rows->k.type, read.rows->v.type}
                                                : CacheTypes{kv.k_head0.type, kv.v_head0.type};
   plan_.table.attention_rows_f32(
       k_type, v_type, tile, rows.k, rows.v, rows.positions, now.n_keys,
-      now.is_of_rows && read.rows->biases ? read.rows->biases + now.first : nullptr, n_next);
+      now.is_of_rows && read.rows->biases ? read.rows->biases + now.first : nullptr, distance, n_next);
 }
 
 // The results of a round to those before, in order.

@@ -70,6 +70,8 @@ class DecodeAttention {
     size_t n_rows = 0;  // of `rows` or of the list
     size_t n_ranges() const;
     bool is_listed() const { return positions || listed_rows; }
+    // Of the range's first key, which is not listed.
+    size_t first_position(const Range& range) const { return range.first + (range.is_of_rows ? 0 : begin); }
     // The list of the part that the range is of, null if it is read row after row.
     const int32_t* listed(const Range& range) const { return range.is_of_rows ? listed_rows : positions; }
     bool reads_like(const HeadKeys& other) const {

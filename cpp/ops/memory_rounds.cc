@@ -58,6 +58,7 @@ void MemoryRounds::plan_next(size_t set, const LayerKv& kv, const ChunkPlan& pla
       piece = add_job(work, set, job);
       n_gathered += round_up(n_keys, sizes_.key_block);
     }
+    piece.distance = -static_cast<ptrdiff_t>(range.begin);  // of position 0
     if (work.first_seen != kNoneHidden) {
       piece.n_hidden = work.first_seen - static_cast<ptrdiff_t>(range.begin);
     }

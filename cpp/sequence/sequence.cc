@@ -87,6 +87,12 @@ std::vector<AttentionPlan> make_plans(const KernelTable& table, const std::vecto
   EH2O_CHECK(are_causal(layers) || (needs.reads_all && !needs.ends_prompts && !policy.chooses_in_decode()),
              "attention that is not causal reads everything, not by a rule (", policy.describe(),
              "); use --attention dense");
+  const bool has_distances = std::any_of(layers.begin(), layers.end(), [](const LayerKeeps& keeps) {
+    return keeps.heads.max_alibi_bias > 0.0f;
+  });
+  EH2O_CHECK(!has_distances || (needs.reads_all && !needs.ends_prompts && !policy.chooses_in_decode()),
+             "attention with a bias by distance (ALiBi) reads everything, not by a rule (", policy.describe(),
+             "); use --attention dense");
   std::vector<AttentionPlan> plans;
   for (const LayerKeeps& layer : layers) {
     const AttentionHeads& heads = layer.heads;

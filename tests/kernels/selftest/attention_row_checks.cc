@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "tests/kernels/selftest/attention_operands.h"
@@ -33,15 +34,21 @@ void check_attention_rows(const KernelTable& table, Check& check) {
       for (const size_t n_keys : {1, 2, 3, 7, 33, 270}) {
         if (n_keys == 270 && n_rows != 3) continue;
         const CachedRows k(k_type, n_keys, head_dim, random), v(v_type, n_keys, head_dim, random);
-        TestTile<AttentionPrecision::kF32> test(table, n_rows, n_rows, head_dim, n_keys, 1, random);
+        const size_t group_size = n_rows == 9 ? 3 : n_rows;
+        TestTile<AttentionPrecision::kF32> test(table, n_rows, group_size, head_dim, n_keys, 1, random);
         if (k_type == CacheType::kQ8_0) test.query_error = kIntegerUnit;  // queries are within +-1
         if (v_type == CacheType::kQ8_0) test.key_error = kIntegerUnit * 128 * v.largest_scale;
-        const std::vector<float> biases = random.uniform_vector(n_keys, 0, 4);
-        for (const float* added : {static_cast<const float*>(nullptr), biases.data()}) {
+        const std::vector<float> biases = random.uniform_vector(n_keys, 0, 4),
+                                 slopes = random.uniform_vector(group_size, 0, 0.7f);
+        const float* const none = nullptr;
+        const ptrdiff_t distance = random.integer(static_cast<int>(n_keys) - 1, 400);
+        using Added = std::pair<const float*, const float*>;
+        for (const auto& [bias, slope] : {Added{none, none}, {biases.data(), none}, {none, slopes.data()}}) {
+          test.tile.slopes = slope;
           table.attention_rows_f32(k_type, v_type, test.tile, k.bytes.data(), v.bytes.data(), nullptr, n_keys,
-                                   added, 0);
+                                   bias, distance, 0);
           for (size_t row = 0; row < n_rows; ++row)
-            test.check_row(check, row, n_keys, k.values, v.values, added);
+            test.check_row(check, row, n_keys, k.values, v.values, bias, distance);
         }
       }
     }
@@ -72,7 +79,7 @@ void check_attention_rows_in_place(const KernelTable& table, Check& check) {
         }
         TestTile<AttentionPrecision::kF32> test(table, n_rows, n_rows, head_dim, n_keys, 1, random);
         const auto attend = [&](const void* keys, const void* values, const int32_t* at) {
-          table.attention_rows_f32(k_type, v_type, test.tile, keys, values, at, n_keys, nullptr, 0);
+          table.attention_rows_f32(k_type, v_type, test.tile, keys, values, at, n_keys, nullptr, 0, 0);
           std::vector<float> result(test.tile.o, test.tile.o + n_rows * test.tile.o_stride);
           result.insert(result.end(), test.tile.l, test.tile.l + n_rows);
           return result;
@@ -92,10 +99,13 @@ void check_attention_rows_alone(const KernelTable& table, Check& check) {
   for_each_cache([&](CacheType k_type, CacheType v_type, size_t head_dim) {
     for (const size_t n_rows : {5, 6, 21}) {
       const CachedRows k(k_type, kKeys, head_dim, random), v(v_type, kKeys, head_dim, random);
-      TestTile<AttentionPrecision::kF32> test(table, n_rows, n_rows, head_dim, kKeys, 1, random);
-      const auto attend = [&](AttentionTile tile) {
+      const size_t group_size = n_rows == 21 ? 7 : n_rows;
+      TestTile<AttentionPrecision::kF32> test(table, n_rows, group_size, head_dim, kKeys, 1, random);
+      const std::vector<float> slopes = random.uniform_vector(group_size, 0, 0.7f);
+      if (n_rows != 5) test.tile.slopes = slopes.data();
+      const auto attend = [&](AttentionTile tile, size_t query) {
         table.attention_rows_f32(k_type, v_type, tile, k.bytes.data(), v.bytes.data(), nullptr, kKeys,
-                                 nullptr, 0);
+                                 nullptr, static_cast<ptrdiff_t>(kKeys + query), 0);
         std::vector<float> result;
         for (size_t row = 0; row < tile.n_rows; ++row) {
           const float* o = tile.o + row * tile.o_stride;
@@ -104,12 +114,13 @@ void check_attention_rows_alone(const KernelTable& table, Check& check) {
         }
         return result;
       };
-      const std::vector<float> together = attend(test.tile);
+      const std::vector<float> together = attend(test.tile, 0);
       for (size_t row = 0; row < n_rows; ++row) {
         AttentionTile tile = test.tile;
-        tile.n_rows = 1;
+        tile.n_rows = tile.group_size = 1;
         tile.q += row * head_dim;
-        const std::vector<float> alone = attend(tile);
+        if (tile.slopes) tile.slopes += row % group_size;
+        const std::vector<float> alone = attend(tile, row / group_size);
         for (size_t i = 0; i < alone.size(); ++i) check.equal(together[row * alone.size() + i], alone[i]);
       }
     }
@@ -128,7 +139,7 @@ void check_attention_rows_not_finite(const KernelTable& table, Check& check) {
       block[2] = 0;
       TestTile<AttentionPrecision::kF32> test(table, 2, 2, kDim, kKeys, 1, random);
       table.attention_rows_f32(CacheType::kQ8_0, CacheType::kQ8_0, test.tile, k.bytes.data(), v.bytes.data(),
-                               nullptr, kKeys, nullptr, 0);
+                               nullptr, kKeys, nullptr, 0, 0);
       for (size_t row = 0; row < 2; ++row) {
         // Of a key, at least the sum of weights, by which outputs are divided.
         const float value = is_key ? test.l[row] : test.o[row * test.tile.o_stride + 40];
