@@ -86,6 +86,11 @@ class ModelConfig:
         """Tokens that an indexer of the model's own lets a query read; 0: it has none."""
         return 0
 
+    @property
+    def has_distance_bias(self) -> bool:
+        """Whether logits of attention lose something by the distance of query and key (ALiBi)."""
+        return False
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Xielu:
@@ -515,6 +520,10 @@ class DecoderConfig(ModelConfig):
     @property
     def index_top_k(self) -> int:
         return max(layer.index_top_k for layer in self.layers)
+
+    @property
+    def has_distance_bias(self) -> bool:
+        return self.max_alibi_bias > 0.0
 
     @property
     def layer_heads(self) -> Sequence[tuple[int, int]]:

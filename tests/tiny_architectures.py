@@ -16,6 +16,7 @@ CODESHELL = Family(
     has_output_biases=True,
     has_network_biases=True,
 )
+ALIBI = "attention.max_alibi_bias"
 GPT2 = replace(CODESHELL, has_position_table=True, fused_qkv=True)
 COHERE2 = Family(has_layer_norm=True, is_parallel=True, keys={"logit_scale": 0.4})
 SCALES: Mapping[str, float] = {"logit_scale": 4.0, "residual_scale": 0.4, "embedding_scale": 6.0}
@@ -123,6 +124,19 @@ FAMILIES: Mapping[str, Family] = {
     "stablelm": Family(has_layer_norm=True, has_norm_biases=True),
     "starcoder2": Family(has_layer_norm=True, has_norm_biases=True, is_ungated=True),
     "baichuan": Family(),
+    "bloom": replace(CODESHELL, fused_qkv=True, has_embedding_norm=True, has_distance_bias=True),
+    "mpt": Family(
+        has_layer_norm=True,
+        is_ungated=True,
+        fused_qkv=True,
+        qk_norm="layer",
+        has_distance_bias=True,
+        keys={ALIBI: 8.0, "attention.clamp_kqv": 0.9},
+    ),
+    "refact": Family(has_distance_bias=True),
+    "jais": replace(
+        CODESHELL, is_ungated=False, fused_qkv=True, has_distance_bias=True, keys={ALIBI: 8.0}
+    ),
     "bitnet": Family(has_sub_norms=True),
     "xverse": Family(),
     "codeshell": CODESHELL,

@@ -96,6 +96,8 @@ class Family:
         has_sum_norms: the residual stream is normed behind every branch, as in BERT, and so is the
             embedding, of a token of the first type; the tokenizer is WordPiece.
         has_down_bias: the last matrix of the network has a bias.
+        has_embedding_norm: the embedding is normed, with weights and biases.
+        has_distance_bias: attention has a bias by distance (ALiBi).
         lacks_first_norm: the embedding is normed, and the input of the first mixer is not.
         needs_window: files say how wide windows are.
         keys: float metadata after the architecture's name. Scales and caps are far from 1 and
@@ -178,6 +180,8 @@ class Family:
     has_adjugates: bool = False
     has_sum_norms: bool = False
     has_down_bias: bool = False
+    has_embedding_norm: bool = False
+    has_distance_bias: bool = False
     lacks_first_norm: bool = False
     needs_window: bool = False
     mixes_streams: bool = False
@@ -212,6 +216,11 @@ class Family:
         has_mamba = self.has_mamba1 or self.mamba2 in ("other", "single", "only")
         has_delta_net = self.has_delta_net or self.has_row_decays
         return self.has_short_conv or has_delta_net or has_mamba or self.is_rwkv
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether no sparse rule says what is read."""
+        return self.has_indexers or self.has_distance_bias
 
     @property
     def has_indexers(self) -> bool:

@@ -97,7 +97,8 @@ def make_target(folder: Path) -> Callable[[bytes], None]:
         if read_what_drafts():
             return
         with NativeModelFile(path) as file:
-            rule = DenseConfig() if file.config.index_top_k else policy
+            reads_all = file.config.index_top_k or file.config.has_distance_bias
+            rule = DenseConfig() if reads_all else policy
             estimate_session_bytes(file.config, rule, SHAPE)
             if file.n_weight_bytes <= MAX_LOADED_BYTES:
                 file.load()

@@ -46,12 +46,13 @@ def fit_chunks(
 def _fit_model(
     config: ModelConfig, attention: SparseAttentionConfig, prefill: PrefillConfig
 ) -> SparseAttentionConfig:
-    """The attention, or dense where the model itself chooses and nothing was asked for.
+    """The attention, or dense where the model can have no other and nothing was asked for.
 
-    Dense is what its indexer chooses from, and what reads a text to both sides. Raises UsageError
-    for another rule beside it.
+    Dense is what its indexer chooses from, what reads a text to both sides, and what has a bias by
+    distance. Raises UsageError for another rule beside it.
     """
-    if isinstance(attention, DenseConfig) or (config.is_causal and not config.index_top_k):
+    may_choose = config.is_causal and not config.index_top_k and not config.has_distance_bias
+    if isinstance(attention, DenseConfig) or may_choose:
         return attention
     default = make_sparse_attention(None)
     with warnings.catch_warnings():  # they were shown for what was asked for
@@ -63,6 +64,12 @@ def _fit_model(
             f"tokens of this model ({config.architecture}) read those behind them too, and all of "
             f"them: '{attention.describe()}' is for models that write; leave --attention and its "
             "flags out"
+        )
+    if config.has_distance_bias:
+        raise UsageError(
+            f"attention of this model ({config.architecture}) has a bias by distance (ALiBi) and "
+            f"reads everything: '{attention.describe()}' is for models without; leave --attention "
+            "and its flags out"
         )
     raise UsageError(
         f"queries of this model ({config.architecture}) read what its own indexer chooses, so that "

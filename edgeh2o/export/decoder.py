@@ -41,6 +41,7 @@ def check_exportable(config: DecoderConfig) -> None:
             "queries and keys that are normed after the rotary embedding",
         ),
         (config.has_sinks, "attention sinks"),
+        (config.has_distance_bias, "attention with a bias by distance (ALiBi)"),
         (config.has_joint_bias, "a joint bias of queries, keys and values"),
         (config.is_recurrent, "recurrent layers"),
         (not config.is_gated, "a feed-forward network without a gate"),

@@ -46,16 +46,9 @@ _SHARED = (
 _UNGATED = (*blocks.UNGATED_FEED_FORWARD, *blocks.UNGATED_FEED_FORWARD_BIASES)
 _JINA_NORMS = blocks.optional(
     (
-        *blocks.PROJECTION_NORMS,
-        *(
-            tensor(f"blk.{{layer}}.{name}", width)
-            for name, width in (
-                ("attn_q_norm.bias", "q_dim"),
-                ("attn_k_norm.bias", "kv_dim"),
-                ("attn_norm_2.weight", "model_dim"),
-                ("attn_norm_2.bias", "model_dim"),
-            )
-        ),
+        *blocks.LAYER_QK_NORMS,
+        tensor("blk.{layer}.attn_norm_2.weight", "model_dim"),
+        tensor("blk.{layer}.attn_norm_2.bias", "model_dim"),
     )
 )
 _EXPERTS = tuple(rule for rule in blocks.EXPERTS if "ffn_gate_exps" not in rule.name)

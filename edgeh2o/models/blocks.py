@@ -48,6 +48,12 @@ PROJECTION_NORMS = (
     tensor("blk.{layer}.attn_q_norm.weight", "q_dim"),
     tensor("blk.{layer}.attn_k_norm.weight", "kv_dim"),
 )
+# LayerNorm of whole projections.
+LAYER_QK_NORMS = (
+    *PROJECTION_NORMS,
+    tensor("blk.{layer}.attn_q_norm.bias", "q_dim"),
+    tensor("blk.{layer}.attn_k_norm.bias", "kv_dim"),
+)
 ATTENTION_OUTPUT = (tensor("blk.{layer}.attn_output.weight", "out_dim", "model_dim"),)
 # Of LayerNorm.
 NORM_BIASES = tuple(

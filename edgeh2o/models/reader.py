@@ -57,6 +57,10 @@ TYPES_TENSOR = "token_types.weight"
 FIRST_NORM, SECOND_NORM = "blk.0.attn_norm.weight", "blk.0.attn_norm_2.weight"
 GATE_TENSOR, UP_TENSOR = "blk.0.ffn_gate.weight", "blk.0.ffn_up.weight"
 ACTIVATION_KEY = "hidden_activation"
+POSITIONS_TENSOR = "position_embd.weight"
+# Published models have 8; slopes are 2 to the power of minus that at the least.
+ALIBI_KEY = "attention.max_alibi_bias"
+MAX_ALIBI_BIAS = 128.0
 QK_NORM_TENSOR = "blk.0.attn_q_norm.weight"
 # As llama.cpp numbers them.
 _POOLINGS = {0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"}
@@ -279,7 +283,7 @@ def make_config(
         has_expert_bias=_has_expert_bias(gguf, spec),
         vocab_size=shape.vocab_size,
         context_length=shape.context_length,
-        n_positions=shape.context_length if spec.has_position_table else 0,
+        n_positions=shape.context_length if _has_position_table(gguf, spec) else 0,
         norm_eps=shape.norm_eps,
         post_norm_eps=spec.post_norm_eps,
         norms_embeddings=spec.norms_embeddings,
@@ -291,7 +295,7 @@ def make_config(
         has_norm_biases=spec.norm == "biased_rms",
         norm_placement=spec.norm_placement,
         has_second_norm=spec.has_optional_second_norm and SECOND_NORM in gguf.tensors,
-        max_alibi_bias=spec.max_alibi_bias,
+        max_alibi_bias=_read_alibi(gguf.metadata, spec, len(layers)),
         is_parallel=is_parallel,
         has_parallel_norm=is_parallel and spec.has_parallel_norm,
         has_joint_bias=_has_joint_bias(gguf, spec),
@@ -305,7 +309,7 @@ def make_config(
         temperature_offset=1 if spec.rope.unrotated_temperature else 0,
         grows_unrotated=spec.rope.unrotated_temperature is not None,
         activation=_read_activation(gguf.metadata, spec),
-        attention_scale=(spec.attention_scale or 1.0 / math.sqrt(logit_dim or 1))
+        attention_scale=(spec.attention_scale or _head_scale(spec, logit_dim or 1))
         * logit_factor(shape.rope_scaling),
         latent=latent,
         has_latent_key_norm=shape.latent is not None and shape.latent.norms_keys,
@@ -336,6 +340,31 @@ def make_config(
         dense_modules=read_dense_modules(gguf, shape.model_dim) if spec.has_dense_modules else (),
         **_read_frequencies(gguf, spec, shape),
     )
+
+
+def _head_scale(spec: ArchitectureSpec, head_dim: float) -> float:
+    return 1.0 / (head_dim if spec.scales_by_head_dim else math.sqrt(head_dim))
+
+
+def _has_position_table(gguf: ModelTensors, spec: ArchitectureSpec) -> bool:
+    return spec.has_position_table is True or (
+        spec.has_position_table == "optional" and POSITIONS_TENSOR in gguf.tensors
+    )
+
+
+def _read_alibi(metadata: Metadata, spec: ArchitectureSpec, n_layers: int) -> float:
+    if spec.alibi_key == "none":
+        return spec.max_alibi_bias if spec.alibi_depth in (None, n_layers) else 0.0
+    key = f"{spec.name}.{ALIBI_KEY}"
+    if key not in metadata and spec.alibi_key == "required":
+        raise FormatError(
+            f"metadata key {quote(key)} is missing, without which this architecture has no "
+            "positions; convert the model anew with a newer llama.cpp"
+        )
+    bias = metadata.get_float(key, default=0.0, below=MAX_ALIBI_BIAS)
+    if bias < 0.0:
+        raise FormatError(f"metadata key {quote(key)} is {bias:g}, but must be 0 or above")
+    return bias
 
 
 def _read_activation(metadata: Metadata, spec: ArchitectureSpec) -> str:
@@ -443,6 +472,7 @@ def _optional_keys(spec: ArchitectureSpec) -> set[str]:
         "rope.scaling.yarn_log_multiplier": spec.rope.has_log_multiplier,
         TEMPERATURE_KEY: spec.rope.has_temperature or spec.rope.unrotated_temperature is not None,
         SHARED_KV_KEY: spec.shares_kv,
+        ALIBI_KEY: spec.alibi_key != "none",
         TOKEN_INPUT_KEY: spec.has_token_inputs or spec.mixes_streams,
         DRAFTING_KEY: spec.has_drafting_layers,
         LOOPS_KEY: spec.has_loops,

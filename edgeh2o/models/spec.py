@@ -55,7 +55,10 @@ class ArchitectureSpec:
         has_optional_second_norm: they may have a second norm behind attention.
         has_any_network: tensors of the first layer say what their networks are, which have a GELU
             (gate and up are two matrices or one, or there is no gate), and which norms there are.
-        max_alibi_bias: see ``DecoderConfig``.
+        max_alibi_bias: see ``DecoderConfig``; of the model with ``alibi_depth`` layers alone, which
+            has no rotary embedding then, if that is not None.
+        alibi_key: whether files say it by a key, which is "required" or "optional", or have the
+            above ("none").
         has_optional_first_norm: they may lack the norm of the first mixer's input.
         named_activations: what ``activation`` is by the key of it, if files have that.
         norms_rotated: see ``DecoderConfig``; not so the model with ``n_unnormed_experts`` experts,
@@ -79,6 +82,7 @@ class ArchitectureSpec:
         scales_embedding_by_width: embeddings are multiplied by ``sqrt(model_dim)``.
         depth_scales: scales that follow from width and depth, which files do not say; None: none.
         attention_scale: factor of attention logits; None: one over the root of the head size.
+        scales_by_head_dim: it is one over the head size.
         norms_embeddings, has_embedding_norm, has_output_norm, post_norm_eps, norms_values,
             has_output_scale: see ``DecoderConfig``.
         has_sub_norms, has_head_gains, output_gate, head_gate: see there too.
@@ -102,13 +106,12 @@ class ArchitectureSpec:
         has_token_types: files may have vectors for types of tokens, of which the first is taken.
         ranking: how files rank documents that have the matrices for it; None: they have none.
         has_dense_modules: files may have matrices that vectors are multiplied with.
-        has_position_table: positions are rows of a table, added to embeddings.
+        has_position_table: positions are rows of a table, added to embeddings, or may be
+            ("optional").
         has_joint_width: files give the widths of gate and up together as that of the network.
         has_loops: files may say that their layers are gone through several times.
         has_two_stacks: there are two stacks of layers, with a state each, which are gone through by
             cycles (HRM).
-        refused_depths: models of the family with so many layers, and what they have that is not
-            supported.
         n_layers_scaled_by_width: the model of the family with so many layers divides attention
             logits by ``sqrt(model_dim / n_heads)``, not by the root of the head size.
     """
@@ -132,6 +135,8 @@ class ArchitectureSpec:
     has_optional_second_norm: bool = False
     has_any_network: bool = False
     max_alibi_bias: float = 0.0
+    alibi_depth: int | None = None
+    alibi_key: Literal["none", "optional", "required"] = "none"
     has_optional_first_norm: bool = False
     norms_rotated: bool = False
     n_unnormed_experts: int | None = None
@@ -155,6 +160,7 @@ class ArchitectureSpec:
     post_norm_eps: float = 0.0
     depth_scales: DepthScales | None = None
     attention_scale: float | None = None
+    scales_by_head_dim: bool = False
     norms_values: bool = False
     has_sinks: bool | Literal["optional"] = False
     has_other_values: bool = False
@@ -175,12 +181,11 @@ class ArchitectureSpec:
     drafts_as_first: bool = False
     ranking: RankRule | None = None
     has_dense_modules: bool = False
-    has_position_table: bool = False
+    has_position_table: bool | Literal["optional"] = False
     has_joint_width: bool = False
     has_loops: bool = False
     has_two_stacks: bool = False
     named_activations: Mapping[str, str] = field(default_factory=dict)
-    refused_depths: Mapping[int, str] = field(default_factory=dict)
     n_layers_scaled_by_width: int | None = None
 
     @property
@@ -215,12 +220,9 @@ class ArchitectureSpec:
             has_token_types=self.has_token_types,
             has_other_values=self.has_other_values,
         )
-        if (depth := len(shape.layers)) in self.refused_depths:
-            raise FormatError(
-                f"metadata key {quote(f'{self.name}.block_count')} is {depth}: models of this "
-                f"architecture with as many layers have {self.refused_depths[depth]}, which are "
-                "not supported"
-            )
+        if self.alibi_depth == len(shape.layers):
+            layers = tuple(replace(layer, has_rope=False) for layer in shape.layers)
+            shape = replace(shape, layers=layers)
         if self.activation != "xielu":
             return shape
         return replace(shape, layers=with_xielu(metadata, shape.layers))

@@ -100,6 +100,36 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "n_kv_heads": 2,
         "tied": False,
     },
+    # And that with a bias by distance.
+    "baichuan_alibi": {
+        "architecture": "baichuan",
+        "n_layers": 40,
+        "model_dim": 32,
+        "ffn_dim": 32,
+        "n_heads": 2,
+        "n_kv_heads": 2,
+        "tied": False,
+    },
+    "bloom": {"architecture": "bloom", "n_kv_heads": 4},
+    "bloom_untied": {
+        **{"architecture": "bloom", "n_heads": 6, "n_kv_heads": 6, "model_dim": 96},
+        "tied": False,
+    },
+    "jais": {"architecture": "jais", "n_kv_heads": 4, "tied": False},
+    # llama.cpp cannot norm queries and keys of one matrix.
+    "mpt": {
+        **{"architecture": "mpt", "n_heads": 6, "n_kv_heads": 6, "model_dim": 96},
+        "has_qk_norm": False,
+    },
+    "mpt_biases": {
+        **{"architecture": "mpt", "n_kv_heads": 2, "biases": True, "has_qk_norm": False},
+        "tied": False,
+    },
+    "mpt_table": {
+        **{"architecture": "mpt", "n_kv_heads": 4, "has_table": True, "has_qk_norm": False},
+        "tied": False,
+    },
+    "refact": {"architecture": "refact", "n_kv_heads": 1},
     "bailingmoe": {"architecture": "bailingmoe", "n_shared_experts": 2, "tied": False},
     "bitnet": {"architecture": "bitnet"},
     "bitnet_scales": {"architecture": "bitnet", "n_kv_heads": 4, "has_scales": True},

@@ -14,7 +14,8 @@ TABLE_TOLERANCE = 4e-3
 WITH_GELU = (
     *("starcoder2", "phi2", "phi2_fused", "gptneox", "gptneox_sequential"),
     *("falcon", "falcon_two_norms", "codeshell", "codeshell_fused", "gpt2", "starcoder"),
-    *("spark2_5", "spark2_5_fused"),
+    *("spark2_5", "spark2_5_fused", "bloom", "bloom_untied"),
+    *("mpt", "mpt_biases", "mpt_table"),
 )
 
 

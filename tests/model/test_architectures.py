@@ -181,6 +181,8 @@ MODELS = {
     "hunyuan-moe-shared": {"architecture": "hunyuan-moe", "shared_ffn_dim": 80},
     "nemotron": {"architecture": "nemotron", "rotary_dim": 8},
     "nemotron-biases": {"architecture": "nemotron", "biases": True},
+    "mpt-biases": {"architecture": "mpt", "biases": True, "has_qk_norm": False, "tied": False},
+    "mpt-table": {"architecture": "mpt", "has_table": True},
     "mistral": {"sliding_window": WIDE},
     "mixtral": {"is_mixture": True, "n_experts": 8, "tied": False},
     "phi3-window": {"architecture": "phi3", "sliding_window": NARROW},
@@ -231,6 +233,7 @@ MODELS = {
     "unequal-fused": {**UNEQUAL, "architecture": "phi3"},
     "unequal-openelm": {**UNEQUAL, "architecture": "openelm"},
     "unequal-windows": {**UNEQUAL, "architecture": "gemma2", "sliding_window": NARROW},
+    "unequal-alibi": {**UNEQUAL, "architecture": "bloom", "n_heads": (6, 2, 12)},
     "unequal-experts": {**UNEQUAL, "architecture": "qwen3moe", "ffn_dim": 96},
 }
 
@@ -250,13 +253,14 @@ def test_dense_logits_over_chunks_and_calls(tiny_model: TinyModelFactory, name: 
     assert relative_error(np.stack(decoded), expected[-3:]) < 2e-5
 
 
-# All layers have windows, or sinks, or indexers.
+# All layers have windows, or sinks, or indexers, or biases by distance.
 NO_SPARSE = (
     *("mistral", "phi3-window", "phimoe-window", "starcoder2-window"),
     *("gpt-oss", "deepseek32", "glm-dsa", "mamba", "mamba2", "llama4"),
     *("rwkv6", "rwkv6qwen2", "rwkv6qwen2-plain", "rwkv7", "arwkv7", "arwkv7-bare"),
     *("granite_swa", "granite_swa-shared", "granite_swa-dense", "qwen4exp", "qwen4exp-tokens"),
     *("minimax-m3", "minimax-m3-wide", "dots3note", "dots3note-alone"),
+    *("bloom", "unequal-alibi", "refact", "jais", "mpt", "mpt-biases"),
 )
 
 

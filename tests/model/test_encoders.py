@@ -142,6 +142,7 @@ def test_vectors_are_those_of_the_reference(tiny_model: TinyModelFactory, case: 
         ("gemma-embedding", "attention that is not causal does not run on a GPU yet"),
         ("llama-embed", "attention that is not causal does not run on a GPU yet"),
         ("bert", "LayerNorm does not run on a GPU yet"),
+        ("refact", r"attention with a bias by distance \(ALiBi\) does not run on a GPU yet"),
     ],
 )
 def test_gpus_refuse_them(tiny_model: TinyModelFactory, architecture: str, cause: str) -> None:

@@ -44,8 +44,8 @@ N_TOKENS = 3 * CHUNK_SIZE
 
 
 def rule_of(architecture: str) -> _core.SparsePolicy:
-    """A sparse one, where no indexer is the rule."""
-    if FAMILIES[architecture].has_indexers:
+    """A sparse one, where there may be one."""
+    if FAMILIES[architecture].reads_all:
         return _core.dense_policy()
     return _core.h2o_policy(12, 4)
 

@@ -19,7 +19,7 @@ from edgeh2o.models.mixed_streams import TABLE_TENSOR
 from edgeh2o.models.own_adapters import own_updates
 from edgeh2o.models.spec import find_architecture
 from edgeh2o.runners.native import NativeModelFile
-from tests.models.tiny_file import SHAPE, read, read_tiny, write_tiny
+from tests.models.tiny_file import SHAPE, changed_key, read, read_tiny, write_tiny
 from tests.tiny_architectures import ENCODERS, FAMILIES
 from tests.tiny_models import TinyModelFactory
 from tools.tiny_models.tensors import Tensors
@@ -114,10 +114,52 @@ def test_gptneox_says_whether_networks_are_beside_attention(
         read(path)
 
 
-def test_baichuan_with_alibi_is_refused(tmp_path: Path) -> None:
-    path = write_tiny(tmp_path, "baichuan", n_layers=40)
-    with pytest.raises(FormatError, match=r"'baichuan\.block_count' is 40: .* by ALiBi, which are"):
-        read(path)
+def test_biases_by_distance(
+    tiny_model: TinyModelFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of baichuan the model with 40 layers has them; mpt and jais say how steep they are."""
+    of_13b = read_tiny(tiny_model, "baichuan", n_layers=40, n_kv_heads=4)
+    assert (of_13b.max_alibi_bias, of_13b.has_rope) == (8.0, False)
+    for name in ("baichuan", "xverse"):
+        other = read_tiny(tiny_model, name, n_layers=40 if name == "xverse" else 32)
+        assert (other.max_alibi_bias, other.has_rope) == (0.0, True)
+    for name in ("bloom", "refact", "mpt", "jais"):
+        config = read_tiny(tiny_model, name)
+        assert (config.max_alibi_bias, config.has_rope, config.n_positions) == (8.0, False, 0)
+        assert config.attention_scale == pytest.approx(8 ** (-1 if name == "jais" else -0.5))
+    table = read_tiny(tiny_model, "mpt", has_table=True)
+    assert (table.max_alibi_bias, table.n_positions) == (0.0, 2048)
+    with changed_key(monkeypatch, "mpt.attention.max_alibi_bias", None):
+        assert read(write_tiny(tmp_path, "mpt"))[0].max_alibi_bias == 0.0
+    with (
+        changed_key(monkeypatch, "jais.attention.max_alibi_bias", None),
+        pytest.raises(FormatError, match=r"max_alibi_bias' is missing, without which this archi"),
+    ):
+        read(write_tiny(tmp_path, "jais"))
+    for value, problem in (
+        (-8.0, "is -8, but must be 0 or above"),
+        (float("nan"), "is nan, but must be finite"),
+        (1000.0, "is 1000, but must be"),
+    ):
+        with (
+            changed_key(monkeypatch, "mpt.attention.max_alibi_bias", value),
+            pytest.raises(FormatError, match=rf"'mpt\.attention\.max_alibi_bias' {problem}"),
+        ):
+            read(write_tiny(tmp_path, "mpt"))
+
+
+def test_norms_and_limits_of_mpt(tiny_model: TinyModelFactory, tmp_path: Path) -> None:
+    """Queries and keys are normed or not; other models have factors of the networks (AWQ)."""
+    normed, plain = (read_tiny(tiny_model, "mpt", has_qk_norm=has) for has in (True, False))
+    assert (normed.qk_norm, plain.qk_norm) == ("layer", "none")
+    assert normed.qkv_limit == pytest.approx(0.9)
+    assert read_tiny(tiny_model, "mpt", biases=True).has_joint_bias and not normed.has_joint_bias
+
+    def add_factors(tensors: Tensors) -> None:
+        tensors["blk.0.ffn.act.scales"] = np.ones(16, np.float32)
+
+    with pytest.raises(FormatError, match=r"blk\.0\.ffn\.act\.scales"):
+        read(write_tiny(tmp_path, "mpt", edit=add_factors))
 
 
 def test_gates_of_attention(tiny_model: TinyModelFactory, tmp_path: Path) -> None:

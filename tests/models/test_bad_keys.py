@@ -40,6 +40,8 @@ def add_cap(key: str, value: float) -> Callable[[GGUFWriter], None]:
             lambda w: w.add_uint32("qwen3.expert_gating_func", 2),
             "is 2",
         ),
+        ("llama", "attention.max_alibi_bias", lambda w: w.add_max_alibi_bias(8.0), "is 8"),
+        ("bloom", "attention.max_alibi_bias", lambda w: w.add_max_alibi_bias(8.0), "is 8"),
         ("llama", "attention.scale", lambda w: w.add_attention_scale(0.5), "is 0.5"),
         ("deepseek", "attention.scale", lambda w: w.add_attention_scale(0.5), "is 0.5"),
         (

@@ -72,6 +72,7 @@ def test_the_budget_table_of_the_weights_is_found(
         ("qwen", "a joint bias of queries, keys and values"),
         ("phimoe", "a mixture of experts"),
         ("granite_swa", "attention sinks"),
+        ("refact", "attention with a bias by distance (ALiBi)"),
         ("chatglm", "a joint bias of queries, keys and values"),
     ],
 )

@@ -86,7 +86,7 @@ class CachedLayer:
     """Keys and values of one layer during one prompt; the options are those of `causal_attention`.
 
     Attributes:
-        scale, window, is_chunked, soft_cap, sinks: the options.
+        scale, window, is_chunked, soft_cap, sinks, slopes: the options.
         k, v: [n_kv_heads, n_positions, d], None before the first row.
     """
 
@@ -98,7 +98,9 @@ class CachedLayer:
         is_chunked: bool = False,
         soft_cap: float | None = None,
         sinks: Array | None = None,
+        slopes: Array | None = None,
     ) -> None:
+        self.slopes = slopes
         self.is_chunked = is_chunked
         self.sinks = sinks
         self.scale = scale
@@ -130,6 +132,7 @@ class CachedLayer:
             is_chunked=self.is_chunked,
             soft_cap=self.soft_cap,
             sinks=self.sinks,
+            slopes=self.slopes,
         )
 
 

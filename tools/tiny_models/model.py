@@ -90,10 +90,11 @@ class TinyModel:
         has_unigram: the tokenizer is a unigram model, in the place of WordPiece.
         adds_eos: every text ends with the token that ends one.
         tied: the token embedding is also the output matrix.
-        biases: the seven matrices of a layer have biases.
+        biases: the seven matrices of a layer have biases, and so have norms of mpt.
         has_scales: these matrices have a factor each, of bitnet.
         has_two_norms: attention and the network beside it have one each, of falcon, or there is a
             second norm behind attention, of jina-bert-v2.
+        has_table: positions are rows of a table, not a bias by distance, of mpt.
         network: its kind of network there: "joined" gate and up, "apart", or "plain" without one.
         is_sequential: the network is behind attention, of gptneox.
         has_markers: the tokenizer has tokens to fill in the middle.
@@ -186,6 +187,7 @@ class TinyModel:
     biases: bool = False
     has_scales: bool = False
     has_two_norms: bool = False
+    has_table: bool = False
     network: str = "apart"
     is_sequential: bool = False
     has_qk_norm: bool = True
@@ -225,6 +227,11 @@ class TinyModel:
         family = FAMILIES.get(self.architecture) or ENCODERS[self.architecture]
         if self.is_mixture:
             return replace(family, has_experts=True, has_expert_width=False)
+        if self.architecture == "mpt":
+            family = replace(family, has_norm_biases=self.biases)
+        if self.has_table:
+            keys = {**family.keys, "attention.max_alibi_bias": 0.0}
+            return replace(family, has_position_table=True, has_distance_bias=False, keys=keys)
         if self.network == "plain":
             return replace(family, is_ungated=True, has_network_biases=True)
         return replace(family, fused_gate_up=True) if self.network == "joined" else family

@@ -66,9 +66,10 @@ def _add_embeddings(normal: Callable[..., None], model: TinyModel) -> None:
     normal("token_embd.weight", model.vocab_size, width, std=std)
     if family.has_sum_norms:
         normal("token_types.weight", 2, width, std=std)
-    if family.has_shifted_networks or family.has_sum_norms or family.lacks_first_norm:
+    has_norm = family.has_shifted_networks or family.has_sum_norms or family.has_embedding_norm
+    if has_norm or family.lacks_first_norm:
         normal("token_embd_norm.weight", width, std=0.1, mean=1.0)
-    if family.has_shifted_networks or family.has_sum_norms:
+    if has_norm:
         normal("token_embd_norm.bias", width, std=0.2)
     if family.has_position_table:
         normal("position_embd.weight", model.context_length, width, std=std)

@@ -61,6 +61,10 @@ class Family:
             period unless files say others.
         has_two_stacks: the first half of the layers is gone through several times, then the second
             once, and so on; each has a state.
+        max_alibi_bias: slopes of biases by distance (ALiBi) go down to 2 to the power of minus
+            that, unless files say so themselves; 0: none.
+        alibi_depth: models with so many layers alone have them, and are not rotated.
+        divides_by_head_dim: logits of attention are divided by the size of heads, not its root.
         mamba2_is_single: a layer is Mamba-2, attention or a feed-forward network, which has no gate
             and the square of ReLU.
     """
@@ -110,6 +114,9 @@ class Family:
     scales_expert_inputs: bool = False
     unrotated_temperature: tuple[float, int] | None = None
     has_two_stacks: bool = False
+    max_alibi_bias: float = 0.0
+    alibi_depth: int = 0
+    divides_by_head_dim: bool = False
 
     @property
     def activation(self) -> str:
@@ -138,12 +145,13 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "apertus": Family(is_ungated=True, ungated="xielu"),
     "arcee": Family(is_interleaved=True, is_ungated=True),
-    "baichuan": Family(is_interleaved=True),
+    "baichuan": Family(is_interleaved=True, max_alibi_bias=8.0, alibi_depth=40),
     "bailingmoe": Family(is_interleaved=True),
     "bailingmoe2": Family(),
     "bailingmoe3": Family(is_interleaved=True),
     "kimi-linear": Family(no_rope_period=1),
     "bitnet": Family(),
+    "bloom": replace(GPT2, has_embedding_norm=True, max_alibi_bias=8.0),
     "chatglm": Family(is_interleaved=True),
     "codeshell": Family(is_ungated=True, ungated="ungated_gelu", has_layer_norm=True),
     "cohere2": COHERE2,
@@ -193,6 +201,7 @@ FAMILIES: Mapping[str, Family] = {
     "hunyuan_vl": Family(norms_after_rope=True),
     "hy_v3": Family(),
     "internlm2": Family(is_interleaved=True),
+    "jais": Family(no_rope_period=1, has_layer_norm=True, divides_by_head_dim=True),
     "jais2": Family(is_ungated=True, has_layer_norm=True),
     "jamba": Family(no_rope_period=1, normalises_experts=False),
     "laguna": Family(
@@ -224,6 +233,7 @@ FAMILIES: Mapping[str, Family] = {
     "minimax-m2": Family(),
     "minimax-m3": Family(has_clamped_gate=True),
     "mistral3": Family(is_interleaved=True),
+    "mpt": GPT2,
     "muse-glimmer": Family(
         is_interleaved=True,
         sliding_base=10000.0,
@@ -268,6 +278,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen35moe": Family(is_delta_net=True, ffn_norm="post_attention_norm"),
     "qwen3next": Family(is_delta_net=True, has_grouped_heads=True, ffn_norm="post_attention_norm"),
     "qwen4exp": Family(is_delta_net=True, mixes_streams=True),
+    "refact": Family(no_rope_period=1, max_alibi_bias=8.0),
     "rwkv6": Family(no_rope_period=1, has_layer_norm=True, has_embedding_norm=True),
     "arwkv7": Family(no_rope_period=1),
     "grovemoe": Family(),

@@ -43,6 +43,7 @@ class ReferenceConfig:
     inv_freq: tuple[Array, ...]
     windows: tuple[int | None, ...]
     attention_scale: float
+    max_alibi_bias: float = 0.0
     sliding_scale: float = 0.0
     rope_factor: float = 1.0
     value_scale: float = 1.0
@@ -163,6 +164,9 @@ def read_gguf(path: Path) -> tuple[ReferenceConfig, Weights, dict[str, str]]:
 def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
     number = keys.number
     family = FAMILIES[keys.architecture]
+    has_alibi = family.alibi_depth in (0, number("block_count"))
+    if family.alibi_depth and has_alibi:
+        family = replace(family, no_rope_period=1)
     is_parallel = bool(keys.value("use_parallel_residual", family.is_parallel))
     family = replace(family, is_parallel=is_parallel)
     n_layers, model_dim = int(number("block_count")), int(number("embedding_length"))
@@ -223,7 +227,9 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
         windows=windows,
         attention_scale=1.0
         if family.is_gemma4
-        else number("attention.scale", head_dim**-0.5) * logit_factor,
+        else number("attention.scale", head_dim ** (-1 if family.divides_by_head_dim else -0.5))
+        * logit_factor,
+        max_alibi_bias=number("attention.max_alibi_bias", family.max_alibi_bias * has_alibi),
         sliding_scale=number("attention.key_length_mla_swa", 0.0) ** -0.5
         if keys.value("attention.key_length_mla_swa", 0)
         else 0.0,

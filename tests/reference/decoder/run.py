@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tests.reference.dense import DenseLayer
+from tests.reference.dense import DenseLayer, alibi_slopes
 from tests.reference.pairs import chunk_bounds
 from tests.reference.softmax_state import Array
 
@@ -98,6 +98,11 @@ class ReferenceDecoder:
             "scale": sliding_scale or self.config.attention_scale,
             "soft_cap": self.config.attention_soft_cap,
         }
+        if bias := self.config.max_alibi_bias:
+            n_heads = (
+                len(self.weights[f"blk.{layer}.attn_q.weight"]) // self.config.head_dims[layer]
+            )
+            options["slopes"] = alibi_slopes(n_heads, bias)
         sinks = self.weights.get(f"blk.{layer}.attn_sinks.weight")
         if sinks is not None:
             options["sinks"] = sinks.astype(np.float64)
