@@ -135,6 +135,8 @@ ABSENT: Mapping[str, tuple[str, ...]] = {
     "nemotron_h": ("num_hidden_layers",),
     "gpt_neox": ("num_key_value_heads",),
     "falcon": ("num_key_value_heads", "intermediate_size"),
+    "bloom": ("num_key_value_heads", "intermediate_size", "max_position_embeddings"),
+    "mpt": ("num_key_value_heads", "intermediate_size", "max_position_embeddings"),
 }
 # By the model's type in transformers, and what its configuration has beside SHAPE.
 CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -181,6 +183,19 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         {**_FALCON, **_FALCON_GROUPS, "num_ln_in_parallel_attn": 1, "ffn_hidden_size": 96},
     ),
     "falcon_erf": ("falcon", {**_FALCON, "activation": "gelu"}),
+    "bloom": ("bloom", {}),
+    "bloom_untied": (
+        "bloom",
+        {"num_attention_heads": 6, "hidden_size": 96, "tie_word_embeddings": False},
+    ),
+    "mpt_erf": ("mpt", {"max_seq_len": 512}),
+    "mpt_erf_limited": (
+        "mpt",
+        {
+            **{"max_seq_len": 512, "num_attention_heads": 6, "hidden_size": 96},
+            "attn_config": {"clip_qkv": 0.7},
+        },
+    ),
     "olmo": ("olmo", {"tie_word_embeddings": True}),
     "olmo_limited": ("olmo", {"clip_qkv": 0.7}),
     "deepseek_v2": (

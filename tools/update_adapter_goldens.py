@@ -34,6 +34,7 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "alpha_pattern": {"layers.1.*dense": 31, "dense": 5.5},
         },
     ),
+    "bloom": ("bloom_untied", {}),
     "gemma3": ("gemma3", {"alpha_pattern": {"vision": 3, "layers\\.[0-2]\\..*_proj": 20}}),
     "falcon_h1": ("falcon_h1", {}),
     "qwen3_5_text": ("qwen3_5_text", {"use_rslora": True, "rank_pattern": {"in_proj_qkv": 9}}),

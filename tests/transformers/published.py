@@ -17,6 +17,10 @@ from numpy.typing import NDArray
 
 from .safetensors_files import write_safetensors
 
+_FACTORS = (
+    *("norm.weight", "ln_f.weight", "ln_attn.weight", "ln_mlp.weight", ".D"),
+    *("norm_1.weight", "norm_2.weight", "transformer.norm_f.weight"),
+)
 FOLDER = Path(__file__).parent.parent / "golden" / "transformers"
 
 
@@ -67,7 +71,7 @@ def seeded_weights(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
         values = 0.1 * normal
     elif len(shape) > 1:
         values = normal * (0.5 if "conv" in name else 1.3 * min(shape[-2:]) ** -0.5)
-    elif name.endswith(("norm.weight", "ln_f.weight", "ln_attn.weight", "ln_mlp.weight", ".D")):
+    elif name.endswith(_FACTORS):
         values = 1.0 + 0.1 * normal
     else:
         values = 0.3 * normal

@@ -174,7 +174,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "unknown_key": ({"mixture_of_depths": 2}, "'mixture_of_depths' is not known for this model"),
     "unknown_type": ({"model_type": "mamba"}, "'mamba', which is not supported from safetensors"),
     "phimoe": ({"model_type": "phimoe"}, "'phimoe', which is not supported.*Use a GGUF file"),
-    "no_type": ({"model_type": None}, "supported: apertus, arcee, cohere, cohere2"),
+    "no_type": ({"model_type": None}, "supported: apertus, arcee, bloom, cohere, cohere2"),
     "classifier": ({"architectures": ["LlamaForSequenceClassification"]}, "generates text"),
     "quantised": ({"quantization_config": {"quant_method": "gptq"}}, r"quantised already \('gptq'"),
     "missing": ({"hidden_size": None}, "'hidden_size' is missing"),
@@ -240,6 +240,34 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         {"model_type": "gpt_neox", "use_parallel_residual": "no"},
         "'use_parallel_residual' is 'no', but must be true or false",
     ),
+    "bloom_residual": (
+        {"model_type": "bloom", "apply_residual_connection_post_layernorm": True},
+        "'apply_residual_connection_post_layernorm' is True, which is not supported",
+    ),
+    "bloom_width": (
+        {"model_type": "bloom", "n_inner": 96},
+        "'n_inner' is 96, .*only 256 or None is",
+    ),
+    "bloom_groups": (
+        {"model_type": "bloom", "num_key_value_heads": 2},
+        "'num_key_value_heads' is 2, .*only None is",
+    ),
+    "mpt_biases": ({"model_type": "mpt", "no_bias": False}, "'no_bias' is False, which is not"),
+    "mpt_scale": ({"model_type": "mpt", "logit_scale": 0.5}, "'logit_scale' is 0.5, which is not"),
+    **{
+        f"mpt_{key}": (
+            {"model_type": "mpt", "attn_config": {key: value}},
+            f"'{key}' {problem}",
+        )
+        for key, value, problem in (
+            ("alibi", False, "is False, which is not supported"),
+            ("alibi_bias_max", 16, "is 16, which is not supported"),
+            ("qk_ln", True, "is True, which is not supported"),
+            ("softmax_scale", 0.5, "is 0.5, which is not supported"),
+            ("clip_qkv", "8", "is '8', but must be a number"),
+            ("kv_n_heads", 2, "is not known for this model"),
+        )
+    },
     "erf": ({"model_type": "phi", "hidden_act": "gelu"}, "'hidden_act' is 'gelu', but .* gelu_new"),
     "qk_norms": ({"model_type": "phi", "qk_layernorm": True}, "'qk_layernorm' is True"),
     "limit": ({"model_type": "olmo", "clip_qkv": "8"}, "'clip_qkv' is '8', but must be a number"),

@@ -24,10 +24,13 @@ from .published import read_published, write_published
 from .safetensors_files import read_safetensors, write_safetensors
 
 # Of models whose Q, K and V lie otherwise there, and that have rows of whole blocks.
-QUANTISED_CASES = [name for name in CASES if re.match("phi|gpt_neox|falcon(?!_h1)|olmo", name)]
+QUANTISED_CASES = [
+    name for name in CASES if re.match("phi|gpt_neox|falcon(?!_h1)|bloom|olmo", name)
+]
 MAX_KL, MAX_DIFFERENCE = 1e-9, 1e-3  # nats
 # Their GELU has an error function, where ours has a hyperbolic tangent.
-ERF_CASES, MAX_ERF_KL, MAX_ERF_DIFFERENCE = ("gpt_neox_erf", "falcon_erf"), 2e-7, 5e-3
+ERF_CASES = ("gpt_neox_erf", "falcon_erf", "mpt_erf", "mpt_erf_limited")
+MAX_ERF_KL, MAX_ERF_DIFFERENCE = 2e-7, 5e-3
 FP4_VALUES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
 

@@ -68,7 +68,47 @@ def _read_olmo(settings: Settings, keys: dict[str, Any]) -> None:
         keys["attention.clamp_kqv"] = limit
 
 
+def _read_bloom(settings: Settings, keys: dict[str, Any]) -> None:
+    """Its networks are four times as wide; of the context most published files say something."""
+    keys["context_length"] = settings.integer("seq_length", default=2048)
+    keys["feed_forward_length"] = 4 * keys["embedding_length"]
+    settings.require("n_inner", (keys["feed_forward_length"], None))
+
+
+def _read_mpt(settings: Settings, keys: dict[str, Any]) -> None:
+    """What transformers computes whatever the file says has to be what it says."""
+    keys["feed_forward_length"] = 4 * keys["embedding_length"]
+    keys["attention.max_alibi_bias"] = _MPT_ALIBI_BIAS
+    attention = settings.section("attn_config")
+    if attention is None:
+        return
+    for key, allowed in _MPT_ATTENTION.items():
+        attention.require(key, allowed)
+        attention.take(key)
+    for key in _MPT_IGNORED:
+        attention.take(key)
+    limit = attention.number("clip_qkv", default=None)
+    if limit is not None:
+        keys["attention.clamp_kqv"] = limit
+    attention.refuse_rest()
+
+
+_MPT_ALIBI_BIAS = 8.0
+_MPT_ATTENTION: Mapping[str, tuple[object, ...]] = {
+    "alibi": (True,),
+    "alibi_bias_max": (8, 8.0),
+    "attn_type": ("multihead_attention",),
+    "attn_uses_sequence_id": (False, None),
+    "prefix_lm": (False, None),
+    "qk_ln": (False, None),
+    "softmax_scale": (None,),
+    "is_encoder_decoder": (False, None),
+}
+# Two of training, and one that every section gets from transformers.
+_MPT_IGNORED = ("attn_impl", "attn_pdrop", "chunk_size_feed_forward")
 _NEOX = "gpt_neox.layers.{layer}."
+_BLOOM = "h.{layer}."
+_MPT = "transformer.blocks.{layer}."
 _FALCON = "transformer.h.{layer}."
 
 LAYER_NORMED: Mapping[str, TransformersFamily] = {
@@ -192,6 +232,77 @@ LAYER_NORMED: Mapping[str, TransformersFamily] = {
             "partial_rotary_factor": (1, None),
         },
         read_more=_read_falcon,
+    ),
+    "bloom": TransformersFamily(
+        architecture="bloom",
+        tensors={
+            "token_embd": "word_embeddings",
+            "token_embd_norm": "word_embeddings_layernorm",
+            "output_norm": "ln_f",
+            "output": "lm_head",
+            "blk.{layer}.attn_norm": _BLOOM + "input_layernorm",
+            "blk.{layer}.ffn_norm": _BLOOM + "post_attention_layernorm",
+            **_fused(_BLOOM + "self_attention.query_key_value"),
+            "blk.{layer}.attn_output": _BLOOM + "self_attention.dense",
+            "blk.{layer}.ffn_up": _BLOOM + "mlp.dense_h_to_4h",
+            "blk.{layer}.ffn_down": _BLOOM + "mlp.dense_4h_to_h",
+        },
+        activations=_NEW_GELU,
+        ties_by_default=True,
+        renamed={
+            "n_embed": "hidden_size",
+            "n_head": "num_attention_heads",
+            "n_layer": "num_hidden_layers",
+            "layer_norm_epsilon": "rms_norm_eps",
+        },
+        absent=("intermediate_size", "max_position_embeddings"),
+        values={
+            "apply_residual_connection_post_layernorm": (False, None),
+            "num_key_value_heads": (None,),
+        },
+        ignored=(
+            *("slow_but_exact", "attention_softmax_in_fp32", "bias_dropout_fusion"),
+            *("masked_softmax_fusion", "offset_alibi", "skip_bias_add", "skip_bias_add_qkv"),
+        ),
+        prefixes={"transformer.": ""},
+        read_more=_read_bloom,
+    ),
+    "mpt": TransformersFamily(
+        architecture="mpt",
+        tensors={
+            "token_embd": "transformer.wte",
+            "output_norm": "transformer.norm_f",
+            "output": "lm_head",
+            "blk.{layer}.attn_norm": _MPT + "norm_1",
+            "blk.{layer}.ffn_norm": _MPT + "norm_2",
+            "blk.{layer}.attn_qkv": _MPT + "attn.Wqkv",
+            "blk.{layer}.attn_output": _MPT + "attn.out_proj",
+            "blk.{layer}.ffn_up": _MPT + "ffn.up_proj",
+            "blk.{layer}.ffn_down": _MPT + "ffn.down_proj",
+        },
+        activations=_ANY_GELU,
+        ties_by_default=True,
+        renamed={
+            "d_model": "hidden_size",
+            "n_heads": "num_attention_heads",
+            "n_layers": "num_hidden_layers",
+            "max_seq_len": "max_position_embeddings",
+            "layer_norm_epsilon": "rms_norm_eps",
+        },
+        absent=("intermediate_size",),
+        defaults={"rms_norm_eps": 1e-5},
+        values={
+            "expansion_ratio": (4, None),
+            "logit_scale": (None,),
+            "no_bias": (True, None),
+            "norm_type": ("low_precision_layernorm", "layernorm", None),
+            "num_key_value_heads": (None,),
+        },
+        ignored=(
+            *("emb_pdrop", "embedding_fraction", "init_config", "init_device"),
+            *("learned_pos_emb", "tokenizer_name", "verbose"),
+        ),
+        read_more=_read_mpt,
     ),
     "olmo": TransformersFamily(
         architecture="olmo",
