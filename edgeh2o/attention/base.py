@@ -50,6 +50,10 @@ class AttentionModel(Protocol):
         """Tokens that an indexer of the model's own lets a query read; 0: it has none."""
 
     @property
+    def has_distance_bias(self) -> bool:
+        """Whether logits of attention lose something by the distance of query and key (ALiBi)."""
+
+    @property
     def is_recurrent(self) -> bool:
         """Whether layers have a state in the place of keys and values, or beside them."""
 
@@ -88,6 +92,11 @@ def require_measurable(model: AttentionModel, what: str) -> None:
         raise UsageError(
             f"{what} is for models that have no indexer of their own, and this one has: it "
             "chooses what is read without a budget table"
+        )
+    if model.has_distance_bias:
+        raise UsageError(
+            f"{what} is for models without a bias by distance (ALiBi), and this one has one: it "
+            "reads everything without a budget table"
         )
     require_equal_kv_heads(model, what, cure)
     if not model.has_like_layers:

@@ -39,6 +39,7 @@ class Model:
     n_heads: int = 2
     splits_groups: bool = False
     index_top_k: int = 0
+    has_distance_bias: bool = False
     is_recurrent: bool = False
     has_like_layers: bool = True
     decodes_by_rule: bool = True

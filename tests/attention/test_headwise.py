@@ -221,8 +221,9 @@ def test_layers_that_differ_in_kv_heads_have_no_table() -> None:
         (Model(is_recurrent=True, has_like_layers=False), "is for models without recurrent layers"),
         (Model(has_like_layers=False), "is for models whose layers attend alike"),
         (Model(index_top_k=4, has_like_layers=False), "is for models that have no indexer"),
+        (Model(has_distance_bias=True), "is for models without a bias by distance"),
     ],
-    ids=["unequal", "recurrent", "sinks", "indexer"],
+    ids=["unequal", "recurrent", "sinks", "indexer", "distances"],
 )
 def test_what_is_not_calibrated_has_no_table(model: Model, why: str, tmp_path: Path) -> None:
     """A table of another model of the same shape is refused, and none is recommended."""
@@ -236,7 +237,8 @@ def test_what_is_not_calibrated_has_no_table(model: Model, why: str, tmp_path: P
         with pytest.raises(UsageError, match=f"^{what} {why}") as refusal:
             config.choose_budgets(model)
         assert "calibrate" not in str(refusal.value)
-        assert "prompts are read dense" in str(refusal.value) or model.index_top_k
+        is_others = model.index_top_k or model.has_distance_bias
+        assert "prompts are read dense" in str(refusal.value) or is_others
     assert HeadwiseConfig(budget=7).choose_budgets(model).source == "uniform"
 
 
