@@ -53,6 +53,8 @@ REFUSED = {
     **dict.fromkeys(("olmo", "phi2", "gptneox", "falcon", "nemotron", "jais2"), "LayerNorm"),
     **dict.fromkeys(("starcoder2", "rwkv6", "rwkv7"), "LayerNorm"),
     **dict.fromkeys(("codeshell", "cohere2moe", "gpt2", "starcoder"), "LayerNorm"),
+    **dict.fromkeys(("bloom", "jais", "mpt"), "LayerNorm"),
+    "refact": r"attention with a bias by distance \(ALiBi\)",
     "orion": "LayerNorm",
     **dict.fromkeys(("jamba", "mamba", "plamo2"), "Mamba-1 layers"),
     "llama4": "windows that begin at fixed positions",
