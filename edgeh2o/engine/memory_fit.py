@@ -52,7 +52,8 @@ def check_load(plan: RunPlan, file: ModelFile, draft: DescribedDraft | None = No
     sizes = host_sizes(plan.for_length(context), plan.shape(context), estimate)
     needed = sum(sizes(context).values())
     weight_room = room + weight_bytes - needed
-    if needed > room and not plan.has_device_memory and leave_on_disk(file, weight_room):
+    may_stay = not plan.has_device_memory and may_stay_on_disk(file)
+    if needed > room and may_stay and leave_on_disk(file, weight_room):
         warnings.warn(
             f"weights of {memory.format_bytes(weight_bytes)} do not fit in memory, which has room "
             f"for {memory.format_bytes(weight_room)} of them: the others are read from the disk "
@@ -65,7 +66,7 @@ def check_load(plan: RunPlan, file: ModelFile, draft: DescribedDraft | None = No
         largest = min(find_largest_context(context, sizes, room), on_device)
         if 0 < largest < context:
             return replace(plan, most_context=largest)
-    cure = ON_DISK_CURE if may_stay_on_disk(file) and not plan.has_device_memory else ""
+    cure = ON_DISK_CURE if may_stay else ""
     require_fit(context, sizes, room, weight_bytes=weight_bytes, other_cure=cure)
     trained = plan.config.context_length
     scales = plan.rope == ROPE_OF_FILE and plan.config.has_rope

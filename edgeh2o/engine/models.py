@@ -110,8 +110,9 @@ def leave_on_disk(file: ModelFile, room: int) -> bool:
 
 
 def may_stay_on_disk(file: ModelFile) -> bool:
-    """Whether weights could do so, if ``packed_weights`` said it."""
-    return bool(getattr(file, "may_stay_on_disk", False))
+    """Whether weights could do so, if ``packed_weights`` said it: all addresses are there."""
+    is_limited = memory.address_space_left_bytes() is not None
+    return bool(getattr(file, "may_stay_on_disk", False)) and not is_limited
 
 
 def mapped_weight_bytes(model: LoadedModel) -> int:

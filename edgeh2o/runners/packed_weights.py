@@ -90,7 +90,9 @@ class KeptWeights:
                 if _file_state(path) != before and self._map(core_model, path, on_bytes):
                     return True
                 self._write(path, on_bytes)
-            return self._map(core_model, path, on_bytes)
+            if not self._map(core_model, path, on_bytes):
+                raise ResourceError(f"{path} cannot be used")
+            return True
         except _UnreadableModel as error:
             raise error.cause from None
         except EdgeH2OError as error:
