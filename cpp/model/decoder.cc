@@ -44,8 +44,11 @@ void Decoder::forward(Span<const Step> steps, Workspace& workspace, const Observ
   const ReadAhead* const ahead = weights_.read_ahead();
   if (ahead) ahead->layer(config_.own_layer(0));
   for (size_t layer = 0; layer < config_.n_layers(); ++layer) {
-    if (ahead)
-      ahead->layer(layer + 1 < config_.n_layers() ? config_.own_layer(layer + 1) : config_.n_own_layers());
+    if (ahead) {
+      const bool is_last = layer + 1 == config_.n_layers();
+      ahead->experts(config_.own_layer(layer), n_rows);
+      ahead->layer(is_last ? config_.n_own_layers() : config_.own_layer(layer + 1));
+    }
     take_rows_before(layer, steps, workspace);
     if (is_joint) {
       run_layer_together({config_, weights_, workspace, steps[0], layer, 0, joint}, steps, n_rows);

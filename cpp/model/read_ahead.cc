@@ -9,6 +9,11 @@ namespace {
 // full.
 constexpr size_t kAheadBytes = size_t{64} << 20;
 
+// The same before a layer begins, of which attention is the first half: as much as the least memory leaves
+// to pages. So many rows go through each expert on the average.
+constexpr size_t kLayerAheadBytes = size_t{192} << 20;
+constexpr size_t kRowsOfExpert = 8;
+
 }  // namespace
 
 ReadAhead::ReadAhead(const MappedFile& file, size_t n_layers, bool is_beyond_memory)
@@ -27,6 +32,16 @@ size_t ReadAhead::expert_bytes(size_t layer, size_t expert) const {
   size_t sum = 0;
   for (const Span<const uint8_t>& each : layers_[layer][1 + expert].pages) sum += each.size;
   return sum;
+}
+
+void ReadAhead::experts(size_t layer, size_t n_rows) const {
+  const size_t n_experts = layers_[layer].size() - 1;
+  if (!is_beyond_memory_ || n_rows < kRowsOfExpert * n_experts) return;
+  size_t n_bytes = 0;
+  for (size_t e = 0; e < n_experts && n_bytes < kLayerAheadBytes; ++e) {
+    expert(layer, e);
+    n_bytes += expert_bytes(layer, e);
+  }
 }
 
 void ReadAhead::ask(const Group& group) const {

@@ -30,6 +30,8 @@ class ReadAhead {
   // Asks for what add() has of the layer, or for an expert of it.
   void layer(size_t layer) const { ask(layers_[layer][0]); }
   void expert(size_t layer, size_t expert) const { ask(layers_[layer][1 + expert]); }
+  // The first experts of a layer, before it is known which are chosen: many rows choose almost all.
+  void experts(size_t layer, size_t n_rows) const;
   size_t expert_bytes(size_t layer, size_t expert) const;  // 0 where they are not mapped
 
  private:
