@@ -2,7 +2,8 @@
 
     python -m tools.update_embedding_goldens path/to/llama.cpp/build/bin [CASE ...]
 
-Every file holds what llama.cpp makes of the text by each pooling, without a norm;
+Every file holds what llama.cpp makes of the text by each pooling, without a norm, and how many
+rows that are is printed: one of a pooling, or one a token where nothing is pooled;
 tests/golden/embeddings/versions.json says which llama.cpp made it. ``llama-embedding`` is an
 example: configure llama.cpp with ``-DLLAMA_BUILD_EXAMPLES=ON``.
 """
@@ -31,6 +32,8 @@ def record(llama_cpp: LlamaCpp, case: str, folder: Path) -> None:
         }
     arrays = {name: np.array(rows, np.float32) for name, rows in vectors.items()}
     np.savez_compressed(folder / f"{case}.npz", **arrays)  # type: ignore[arg-type]
+    counts = ", ".join(f"{pooling} {len(rows)}" for pooling, rows in arrays.items())
+    print(f"{case}: {sum(map(len, arrays.values()))} rows ({counts})")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

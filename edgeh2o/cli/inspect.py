@@ -188,10 +188,10 @@ def _describe_own_draft(
 
     if why_no_drafting_layer(gguf):
         return {}
-    from ..engine.own_draft import OwnDraftFile
+    from ..engine.own_draft import own_draft_file
     from ..runners.drafting_layer import own_drafting_layer
 
-    own = OwnDraftFile(own_drafting_layer(gguf, config), plan)
+    own = own_draft_file(own_drafting_layer(gguf, config), plan)
     sizes = {
         "draft_weights": own.n_weight_bytes,
         "draft_session": own.estimate_session_bytes(context),

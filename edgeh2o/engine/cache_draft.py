@@ -15,6 +15,7 @@ import numpy as np
 
 from ..runners.base import HiddenRows
 from ..sampling_config import DRAFT_OFF, SamplingParams
+from .draft_file import DraftFile
 from .writing_drafter import WritingDrafter
 
 if TYPE_CHECKING:
@@ -33,21 +34,14 @@ if TYPE_CHECKING:
 STEP_COST = 0.1  # of a drafted token in calls of the model, before it is measured
 
 
-class CacheDraftFile:
+def cache_draft_file(file: LentLayersFile, plan: RunPlan) -> DraftFile:
     """Such layers of a file that is open, whose model runs by ``plan``."""
 
-    def __init__(self, file: LentLayersFile, plan: RunPlan) -> None:
-        self._file, self._plan = file, plan
-        self.n_weight_bytes, self.n_mapped_bytes = file.n_weight_bytes, file.n_mapped_bytes
+    def load(model: LoadedModel) -> CacheDraft:
+        reader = cast("NativeModel", model).load_lent_layers(file, plan.threads)
+        return CacheDraft(reader, file, plan)
 
-    def estimate_session_bytes(self, context: int) -> int:
-        """What is allocated for texts of ``context`` tokens."""
-        return self._file.estimate_context_bytes(context, self._plan.threads)
-
-    def load(self, model: LoadedModel) -> CacheDraft:
-        """Raises as ``DraftingLayerFile.load``."""
-        reader = cast("NativeModel", model).load_lent_layers(self._file, self._plan.threads)
-        return CacheDraft(reader, self._file, self._plan)
+    return DraftFile(file, partial(file.estimate_context_bytes, threads=plan.threads), load)
 
 
 class CacheDraft:

@@ -31,12 +31,12 @@ from .plan import OPEN_BATCH_TOKENS, RunPlan, fit_chunks
 
 if TYPE_CHECKING:
     from ..attention.base import SparseAttentionConfig
+    from ..formats.gguf import GgufFile
     from ..lora_config import LoraAdapter
     from ..onnx.model import OnnxModelFile
-    from .cache_draft import CacheDraftFile
+    from .draft_file import DraftFile
     from .draft_model import DraftModel
     from .models import ModelFile
-    from .own_draft import OwnDraftFile
     from .session import OnProgress, Session
 
 
@@ -71,12 +71,14 @@ def open_model(
     quantize: str | None = None,
     packed_weights: str = PACKED_OFF,
     lora: Sequence[LoraAdapter] = (),
+    opened: GgufFile | None = None,
 ) -> ModelFile:
     """Opens a GGUF file, a folder of safetensors, or the folder or ``.onnx`` file of an ONNX model.
 
     For a GPU if that is given. ``quantize`` is the type that the matrices of safetensors get,
     ``packed_weights`` where those of GGUF files are kept packed, ``lora`` what is added to the
-    weights of both on the CPU.
+    weights of both on the CPU. ``opened`` is a GGUF file of ``path`` that is open already, for the
+    CPU; it is closed with what is returned, or if it is refused.
     Raises FormatError for a file that cannot be run, ResourceError for one that cannot be read,
     UsageError if packages for it are missing, it does not run on a GPU, or cannot have ``rope``.
     """
@@ -92,7 +94,7 @@ def open_model(
         return CudaModelFile(path, device, rope)
     from ..runners.native import NativeModelFile
 
-    return NativeModelFile(path, rope, packed_weights=packed_weights, lora=lora)
+    return NativeModelFile(path, rope, packed_weights=packed_weights, lora=lora, opened=opened)
 
 
 def _open_other(
@@ -253,41 +255,40 @@ def _check_template(template: str | None, variables: object) -> None:
 
 def _open_drafts(
     runtime: RuntimeConfig, file: ModelFile, plan: RunPlan, files: ExitStack
-) -> tuple[DraftModel | None, OwnDraftFile | CacheDraftFile | None]:
+) -> tuple[DraftModel | None, DraftFile | None]:
     """What drafts for the model of ``file``.
 
     A smaller model, loaded, or layers of that file or of one that ``files`` close.
     """
-    if runtime.draft == MTP_DRAFT:
-        return None, _open_own_draft(file, plan)
     if runtime.draft is None:
         return None, None
-    path = resolve_model(runtime.draft)
-    drafter = _open_drafter(path, file, plan, files)
-    if drafter is not None:
-        return None, drafter
-    return _load_draft(path, runtime, file, plan), None
+    from .draft_model import check_kind
+
+    path = None if runtime.draft == MTP_DRAFT else resolve_model(runtime.draft)
+    check_kind(file.config, plan.device, "the model", is_draft=False)
+    if path is None:
+        return None, _open_own_draft(file, plan)
+    if path.is_dir() or path.suffix == ".onnx":
+        return _load_draft(path, None, runtime, file, plan), None
+    from ..formats.split import open_model_file
+    from ..models.drafters import is_drafter
+
+    gguf = open_model_file(path)  # its header takes tens of milliseconds: it is read once
+    files.callback(gguf.close)
+    if is_drafter(gguf.metadata):
+        return None, _open_drafter(path, gguf, file, plan)
+    return _load_draft(path, gguf, runtime, file, plan), None
 
 
-def _open_drafter(
-    path: Path, target: ModelFile, plan: RunPlan, files: ExitStack
-) -> OwnDraftFile | CacheDraftFile | None:
-    """What was made to draft for ``target``, which runs by ``plan``; None for a model like others.
+def _open_drafter(path: Path, gguf: GgufFile, target: ModelFile, plan: RunPlan) -> DraftFile:
+    """What was made to draft for ``target``, which runs by ``plan``, of the open file ``gguf``.
 
     Raises UsageError, with the cure, for what was made for another one, and FormatError.
     """
-    from ..formats.split import open_model_file
-    from ..models.drafters import is_drafter, read_drafter
+    from ..models.drafters import read_drafter
     from ..tokenizer import build_tokenizer
-    from .draft_model import check_draft, check_kind
+    from .draft_model import check_draft
 
-    if path.is_dir() or path.suffix == ".onnx":
-        return None
-    check_kind(target.config, plan.device, "the model", is_draft=False)
-    gguf = open_model_file(path)
-    files.callback(gguf.close)
-    if not is_drafter(gguf.metadata):
-        return None
     config = target.config
     assert isinstance(config, DecoderConfig)
     drafter = read_drafter(gguf, config)
@@ -295,38 +296,38 @@ def _open_drafter(
     names = {"name": str(path), "flag": "--draft"}
     if drafter.reads_cache:
         from ..runners.drafting_layer import LentLayersFile
-        from .cache_draft import CacheDraftFile
+        from .cache_draft import cache_draft_file
 
-        return CacheDraftFile(LentLayersFile(gguf, drafter, config, **names), plan)
+        return cache_draft_file(LentLayersFile(gguf, drafter, config, **names), plan)
     from ..runners.drafting_layer import DraftingLayerFile
-    from .own_draft import OwnDraftFile
+    from .own_draft import own_draft_file
 
-    return OwnDraftFile(DraftingLayerFile(gguf, drafter, **names), plan)
+    return own_draft_file(DraftingLayerFile(gguf, drafter, **names), plan)
 
 
-def _open_own_draft(file: ModelFile, plan: RunPlan) -> OwnDraftFile:
+def _open_own_draft(file: ModelFile, plan: RunPlan) -> DraftFile:
     """The layer of the model's own file that drafts. Raises UsageError where that cannot be."""
     from ..runners.native import NativeModelFile
-    from .draft_model import check_kind
-    from .own_draft import OwnDraftFile
+    from .own_draft import own_draft_file
 
-    check_kind(file.config, plan.device, "the model", is_draft=False)
     assert isinstance(file, NativeModelFile)
-    return OwnDraftFile(file.open_drafting_layer(), plan)
+    return own_draft_file(file.open_drafting_layer(), plan)
 
 
-def _load_draft(path: Path, runtime: RuntimeConfig, target: ModelFile, plan: RunPlan) -> DraftModel:
+def _load_draft(
+    path: Path, opened: GgufFile | None, runtime: RuntimeConfig, target: ModelFile, plan: RunPlan
+) -> DraftModel:
     """The smaller model that drafts for ``target``, which runs by ``plan``.
 
-    It reads prompts by the default attention, sparsely where a table or a profile is known. Raises
-    UsageError, with the cure, for one that cannot, and what the opening of any model raises.
+    It is read of ``opened``, a GGUF file, if that is given, and closes it. It reads prompts by the
+    default attention, sparsely where a table or a profile is known. Raises UsageError, with the
+    cure, for one that cannot, and what the opening of any model raises.
     """
     from ..attention.headwise import HeadwiseConfig
     from .draft_model import DraftModel, check_draft, check_kind
 
-    check_kind(target.config, plan.device, "the model", is_draft=False)
     packed_weights = PACKED_OFF if path.is_dir() else runtime.packed_weights
-    with open_model(path, packed_weights=packed_weights) as file:
+    with open_model(path, packed_weights=packed_weights, opened=opened) as file:
         check_kind(file.config, plan.device, f"the draft model {path}", is_draft=True)
         check_draft(target.tokenizer, file.tokenizer, path)
         own = replace(runtime, context_size=None, rope=ROPE_OF_FILE, draft=None)

@@ -12,6 +12,7 @@ import numpy as np
 from ..config import MTP_DRAFT
 from ..runners.base import HiddenRows, SessionShape, use_small_pages
 from ..sampling_config import DRAFT_OFF, SamplingParams
+from .draft_file import DraftFile
 from .memory_fit import find_room, require_fit
 from .paired_text import CachedText, PairedText
 from .writing_drafter import WritingDrafter
@@ -36,21 +37,13 @@ MOST_PENDING = 15
 STEP_COST = 0.1  # of a drafted token in calls of the model, before it is measured
 
 
-class OwnDraftFile:
-    """The layer of a file that is open, whose model runs by ``plan``."""
+def own_draft_file(file: DraftingLayerFile, plan: RunPlan) -> DraftFile:
+    """Such layers of a file that is open, whose model runs by ``plan``."""
 
-    def __init__(self, file: DraftingLayerFile, plan: RunPlan) -> None:
-        self._file, self._plan = file, plan
-        self.n_weight_bytes, self.n_mapped_bytes = file.n_weight_bytes, file.n_mapped_bytes
+    def load(model: LoadedModel) -> OwnDraft:
+        return OwnDraft(cast("NativeModel", model).load_drafting_layer(file), plan)
 
-    def estimate_session_bytes(self, context: int) -> int:
-        """What is allocated for texts of ``context`` tokens."""
-        return estimate_bytes(self._file, self._plan, context)
-
-    def load(self, model: LoadedModel) -> OwnDraft:
-        """Raises as ``DraftingLayerFile.load``."""
-        layer = cast("NativeModel", model).load_drafting_layer(self._file)
-        return OwnDraft(layer, self._plan)
+    return DraftFile(file, partial(estimate_bytes, file, plan), load)
 
 
 def draft_shape(plan: RunPlan, context: int) -> SessionShape:

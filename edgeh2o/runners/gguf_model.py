@@ -33,11 +33,14 @@ class GgufModelFile:
 
     Raises FormatError for a file that cannot be run, ResourceError for one that cannot be read, and
     UsageError for a ``rope`` that the model cannot have. Use it as a context manager: it holds the
-    file open until the weights are loaded.
+    file open until the weights are loaded. ``opened`` is the file of ``path`` where it is open
+    already, which is then closed with this, and if it is refused.
     """
 
-    def __init__(self, path: Path, rope: RopeConfig = ROPE_OF_FILE) -> None:
-        self._gguf = self._open(path)
+    def __init__(
+        self, path: Path, rope: RopeConfig = ROPE_OF_FILE, opened: GgufFile | None = None
+    ) -> None:
+        self._gguf = self._open(path) if opened is None else opened
         try:
             self.config, self._bindings = read_model(self._gguf, rope)
         except BaseException:

@@ -42,7 +42,7 @@ LEAST_PART = 16
 class NativeModelFile(GgufModelFile):
     """A GGUF file for the decoder of the CPU.
 
-    ``packed_weights`` and ``lora`` are those of ``RuntimeConfig``.
+    ``packed_weights`` and ``lora`` are those of ``RuntimeConfig``, ``opened`` is that of the base.
     """
 
     def __init__(
@@ -52,8 +52,9 @@ class NativeModelFile(GgufModelFile):
         *,
         packed_weights: str = PACKED_OFF,
         lora: Sequence[LoraAdapter] = (),
+        opened: GgufFile | None = None,
     ) -> None:
-        super().__init__(path, rope)
+        super().__init__(path, rope, opened)
         self._packed_weights = packed_weights
         self._weight_room: int | None = None  # all of them
         self._adapters: Adapters | None = None

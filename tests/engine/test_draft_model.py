@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -17,6 +19,8 @@ from edgeh2o.engine.draft_model import check_draft, check_kind
 from edgeh2o.engine.grammar import Grammar
 from edgeh2o.engine.model_drafter import ModelDrafter
 from edgeh2o.errors import ResourceError, UsageError
+from edgeh2o.formats import gguf
+from edgeh2o.formats.gguf_header import GgufHeader
 from edgeh2o.llm import LLM
 from edgeh2o.sampling_config import SamplingParams
 from tests.engine.drafted import (
@@ -296,6 +300,32 @@ def test_other_vocabularies_are_refused(model: Path, tiny_model: TinyModelFactor
         check_draft(ours, tokenizer("abxd", 1), path)
     with pytest.raises(UsageError, match=r"answers end with the tokens \[1, 2\], the model's with"):
         check_draft(ours, tokenizer("abcd", 1, 2), path)
+
+
+def test_the_header_of_a_draft_model_is_read_once(
+    model: Path, tiny_model: TinyModelFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, draft = gguf._read_header, tiny_model(tensor_type="F32", n_layers=1)
+    paths: list[Path] = []
+
+    def noted(path: Path, descriptor: int) -> GgufHeader:
+        paths.append(path)
+        return read(path, descriptor)
+
+    monkeypatch.setattr(gguf, "_read_header", noted)
+    with _open(model, draft):
+        assert sorted(paths) == sorted([model, draft])
+
+
+def test_a_refused_draft_model_is_closed(model: Path, tiny_model: TinyModelFactory) -> None:
+    """Each of its files, however far it came."""
+    larger = tiny_model(tensor_type="F32", n_layers=1, vocab_size=VOCAB_SIZE + 200)
+    for refused in (larger, tiny_model(architecture="lfm2")):
+        n_open = len(os.listdir("/dev/fd"))
+        with pytest.raises(UsageError):
+            _open(model, refused)
+        gc.collect()
+        assert len(os.listdir("/dev/fd")) == n_open
 
 
 def test_models_that_cannot_take_tokens_back_are_refused(

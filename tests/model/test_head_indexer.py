@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from edgeh2o import _core
+from tests.model.indexed_blocks import BLOCK, KEY_DIM, N_TOKENS, ROW_DIM, TOP_K
 from tests.model.model_pair import (
     CHUNK_SIZE,
     MAX_CONTEXT,
@@ -22,8 +23,6 @@ SHAPE: dict[str, object] = {
     **{"architecture": "minimax-m3", "n_layers": 2, "model_dim": 64, "n_heads": 4},
     **{"n_kv_heads": 2, "head_dim": 16, "ffn_dim": 32, "n_experts": 3},
 }
-TOP_K, BLOCK, KEY_DIM, ROW_DIM = 24, 4, 32, 2 * 2 * 16
-N_TOKENS = 3 * CHUNK_SIZE + 17
 
 
 def test_what_fits_is_all_read(tiny_model: TinyModelFactory) -> None:
