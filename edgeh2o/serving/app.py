@@ -62,6 +62,7 @@ from .responses_format import ResponsesFormat
 from .responses_request import read_responses_request
 from .server_settings import ServerSettings
 from .slot_paths import SLOT_PATH, SlotActions
+from .whole_answers import write_answers
 
 if TYPE_CHECKING:
     from .answers import AnswerEngine
@@ -311,8 +312,9 @@ class _Server:
                 told = await finish_or_cancel(request, collect(events, len(forms)))
             finally:
                 await events.aclose()
-            said = [form.whole(*answer) for form, answer in zip(forms, told, strict=True)]
-            return JSONResponse(said[0] if len(said) == 1 else join(said))
+            return Response(
+                await write_answers(forms, told, join), media_type=JSONResponse.media_type
+            )
         first = asyncio.ensure_future(anext(events))
         try:
             await finish_or_leave(request, first, timeout_s=HEARTBEAT_S)
