@@ -21,7 +21,7 @@ from edgeh2o.cli.evaluation_options import list_of
 from edgeh2o.evaluation.comparison import WindowComparer, estimate_loss
 from edgeh2o.evaluation.long_texts import KINDS, make_window
 from edgeh2o.evaluation.reporting import format_estimate, markdown_table
-from edgeh2o.runners.base import attention_error
+from edgeh2o.runners.runner_calls import attention_error
 
 from .reporting import print_progress, run_script, write_report
 from .windows import add_window_options

@@ -23,9 +23,10 @@ from edgeh2o.evaluation.reporting import markdown_table
 from edgeh2o.formats.model_cache import resolve_model
 from edgeh2o.formats.split import open_model_file
 from edgeh2o.models.drafters import Drafter, read_drafter
-from edgeh2o.runners.base import HiddenRows, keep_hidden
+from edgeh2o.runners.base import HiddenRows
 from edgeh2o.runners.drafting_layer import DraftingLayerFile
 from edgeh2o.runners.native import NativeModel, NativeModelFile
+from edgeh2o.runners.runner_calls import keep_hidden
 
 from .reporting import print_progress, run_script
 

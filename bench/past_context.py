@@ -38,7 +38,8 @@ from edgeh2o.evaluation.comparison import standard_error
 from edgeh2o.evaluation.reading import prefill_prompt
 from edgeh2o.evaluation.reporting import format_estimate, markdown_table
 from edgeh2o.evaluation.windows import cut_windows
-from edgeh2o.runners.base import Runner, free_positions
+from edgeh2o.runners.base import Runner
+from edgeh2o.runners.runner_calls import free_positions
 
 from .reporting import print_progress, run_script, write_report
 

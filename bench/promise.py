@@ -40,7 +40,7 @@ from edgeh2o.evaluation.long_texts import KINDS, Window, make_window
 from edgeh2o.evaluation.reading import score_answer, split_answer
 from edgeh2o.evaluation.reporting import format_estimate, markdown_table
 from edgeh2o.evaluation.tasks import make_task
-from edgeh2o.runners.base import attention_error
+from edgeh2o.runners.runner_calls import attention_error
 
 from .reporting import print_progress, run_script, write_report
 from .windows import add_window_options

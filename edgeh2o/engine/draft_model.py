@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from ..errors import UsageError
 from ..model_config import ModelConfig
-from ..runners.base import use_small_pages
+from ..runners.runner_calls import use_small_pages
 from ..sampling_config import DRAFT_OFF, SamplingParams
 from .drafting import why_no_drafts, why_single_tokens
 from .memory_fit import start_runner

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from ..errors import ResourceError, UsageError
-from ..runners.base import free_positions, n_evicted, plan_calls
+from ..runners.runner_calls import free_positions, n_evicted, plan_calls
 from ..sampling_config import EVICT_WHEN_FULL, STOP_WHEN_FULL
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import numpy as np
 from .. import _core
 from ..errors import EdgeH2OError
 from ..host import memory
-from ..runners.base import attention_error, free_positions, mark_where_due, plan_calls
+from ..runners.runner_calls import attention_error, free_positions, mark_where_due, plan_calls
 from ..sampling_config import EVICT_WHEN_FULL, STOP_WHEN_FULL, SamplingParams
 from .drawing import TokenDrawer
 from .full_context import cut_call, make_room, prepare_full_context, shift_context

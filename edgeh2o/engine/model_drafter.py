@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..runners.base import mark_where_due, plan_calls
+from ..runners.runner_calls import mark_where_due, plan_calls
 from .drafting import CallCosts
 from .transcript import count_common
 from .writing_drafter import WritingDrafter

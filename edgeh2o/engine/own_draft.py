@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from ..config import MTP_DRAFT
-from ..runners.base import HiddenRows, SessionShape, use_small_pages
+from ..runners.base import HiddenRows, SessionShape
+from ..runners.runner_calls import use_small_pages
 from ..sampling_config import DRAFT_OFF, SamplingParams
 from .draft_file import DraftFile
 from .memory_fit import find_room, require_fit

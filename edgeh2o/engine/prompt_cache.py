@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import ResourceError, UsageError
-from ..runners.base import Runner, RunnerState, n_evicted, use_small_pages
+from ..runners.base import Runner, RunnerState
+from ..runners.runner_calls import n_evicted, use_small_pages
 from ..sampling_config import EVICT_WHEN_FULL, SamplingParams
 from .context_size import choose_context, memory_cures, rotate_alike
 from .learning import may_learn

@@ -15,7 +15,8 @@ from ..attention.kept_profiles import keep_profile, merge_profiles
 from ..errors import UsageError
 from ..lora_config import make_scales
 from ..option_fields import require_flag
-from ..runners.base import Runner, RunnerState, n_evicted, plan_calls
+from ..runners.base import Runner, RunnerState
+from ..runners.runner_calls import n_evicted, plan_calls
 from ..sampling_config import EVICT_WHEN_FULL, SamplingParams
 from .access import ExclusiveAccess, GenerationStream
 from .context_size import choose_context

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from ..errors import UsageError
-from ..runners.base import free_positions, keep_hidden
+from ..runners.runner_calls import free_positions, keep_hidden
 from ..sampling_config import AUTO_DRAFT, AUTO_LOOKUP, EVICT_WHEN_FULL, LOOKUP_OFF, SamplingParams
 from .drafting import CallCosts, Drafter
 from .lookup import MIN_PROMPT_TOKENS, PromptLookup

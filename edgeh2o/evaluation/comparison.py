@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..runners.base import plan_calls
+from ..runners.runner_calls import plan_calls
 
 if TYPE_CHECKING:
     from ..runners.base import Runner

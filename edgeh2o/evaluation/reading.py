@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engine.generate import log_probability
-from ..runners.base import plan_calls
+from ..runners.runner_calls import plan_calls
 
 if TYPE_CHECKING:
     from ..llm import LLM

@@ -17,7 +17,7 @@ from ..engine.embedding import (
     require_rows,
 )
 from ..engine.memory_fit import check_start
-from ..runners.base import use_small_pages
+from ..runners.runner_calls import use_small_pages
 from .api_error import PromptTooLongError
 from .call_grid import PromptShape
 from .shared_runner import SHARED_PARTS

@@ -15,8 +15,8 @@ import numpy as np
 
 from .. import _core
 from ..engine.full_context import allow_eviction
-from ..runners.base import n_evicted
 from ..runners.counted import CountedRunner
+from ..runners.runner_calls import n_evicted
 from .call_grid import CallGrid, PromptShape, ReadPlaces
 from .saved_state import SavedPlaces, pack_state, unpack_state
 from .scheduler import CancelledError, Scheduler

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from bench.past_context import RuleConfig
 from edgeh2o import LLM, DenseConfig, HeadwiseConfig, PrefillConfig, UsageError
 from edgeh2o.attention.base import SparseAttentionConfig
-from edgeh2o.runners.base import free_positions
+from edgeh2o.runners.runner_calls import free_positions
 from tests.model.model_pair import random_tokens
 from tests.tiny_models import TinyModelFactory
 

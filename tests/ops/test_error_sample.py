@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgeh2o import _core
-from edgeh2o.runners.base import attention_error
+from edgeh2o.runners.runner_calls import attention_error
 from tests.ops.attention_case import Shape, head_major, token_major
 from tests.reference.dense import causal_attention
 from tests.reference.qkv import random_qkv

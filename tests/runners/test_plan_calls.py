@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeh2o import _core
-from edgeh2o.runners.base import Runner, plan_calls
+from edgeh2o.runners.base import Runner
+from edgeh2o.runners.runner_calls import plan_calls
 from tests.model.model_pair import load_pair, random_tokens, relative_error
 from tests.tiny_models import TinyModelFactory
 
