@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from tests.reference.quant import dequantise_q8_rows, quantise_q8_rows
 from tests.reference.softmax_state import Array
 
-from .reading import ReferenceConfig, Weights
+from .reading import ReferenceConfig
 from .rope import RopeLayout, half_split_row_order
+from .weight_names import Weights
 
 # Of the residual stream.
 _NORMS = ("attn_norm", "ffn_norm", "output_norm")

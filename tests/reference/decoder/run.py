@@ -21,12 +21,13 @@ from .attention import AttentionBlocks
 from .feed_forward import gelu
 from .ffn_block import ffn_block
 from .mixed_streams import MixedStreams
-from .reading import ReferenceConfig, Weights, read_gguf
+from .reading import ReferenceConfig, read_gguf
 from .recurrent import RecurrentBlocks
 from .rope import RopeLayout
 from .rows import Rows
 from .streams import correct, merge, predict
 from .token_inputs import Tokens, first_streams, laurel, stream_modes, token_inputs
+from .weight_names import Weights
 
 FFN_NAMES = ("ffn_up", "ffn_gate_inp")
 
