@@ -21,13 +21,12 @@ from .experts import (
     DENSE_KEY,
     GATE_KEY,
     LIMIT_KEY,
-    ROUTER_TENSOR,
     SCALE_KEYS,
     SHARED_KEY,
     SHARED_LIMIT_KEY,
     STEP_KEY,
 )
-from .hybrids import HEAD_NORM_TENSOR, NORMS_KEY
+from .hybrids import NORMS_KEY
 from .hyperparameters import DRAFTING_KEY, TOKEN_INPUT_KEY, Hyperparameters
 from .joined import bind_joined
 from .key_biases import mark_key_biases
@@ -48,14 +47,13 @@ from .rope import (
 )
 from .rope import PATTERN_KEY as ROPE_PATTERN_KEY
 from .spec import ArchitectureSpec, find_architecture
+from .tensor_marks import as_first_layer, mark_layers
 from .tensors import TensorBinding
 
 _IMATRIX = "imatrix"
-SINKS_TENSOR = "blk.{layer}.attn_sinks.weight"
 OUTPUT_TENSOR, OUTPUT_BIAS = "output.weight", "output.bias"
 TYPES_TENSOR = "token_types.weight"
-FIRST_NORM, SECOND_NORM = "blk.0.attn_norm.weight", "blk.0.attn_norm_2.weight"
-GATE_TENSOR, UP_TENSOR = "blk.0.ffn_gate.weight", "blk.0.ffn_up.weight"
+SECOND_NORM = "blk.0.attn_norm_2.weight"
 ACTIVATION_KEY = "hidden_activation"
 POSITIONS_TENSOR = "position_embd.weight"
 # Published models have 8; slopes are 2 to the power of minus that at the least.
@@ -82,17 +80,9 @@ def read_model(
             raise FormatError("it is an importance matrix (imatrix) and no model; give the model")
         spec = find_architecture(gguf.metadata.get_str("general.architecture"))
         shape = spec.read_shape(gguf.metadata)
-        if spec.experts is not None and spec.experts.goes_by_tensors:
-            shape = _mark_dense(gguf, shape)
-        if spec.hybrid is not None and spec.hybrid.mixer == "rwkv7":
-            shape = _mark_head_norms(gguf, shape)
-        if spec.has_sinks:
-            shape = _mark_sinks(gguf, shape, is_required=spec.has_sinks is True)
-        if spec.has_optional_first_norm and FIRST_NORM not in gguf.tensors:
-            first, *others = shape.layers
-            shape = replace(shape, layers=(replace(first, has_mixer_norm=False), *others))
+        shape = mark_layers(gguf, spec, shape)
         if spec.has_any_network:
-            spec = _as_first_layer(gguf, spec, shape)
+            spec = as_first_layer(gguf, spec, shape)
         refuse_unread(gguf.metadata, spec.name, _optional_keys(spec))
         factors = [name for name in (spec.rope_factors, *(spec.long_rope_factors or ())) if name]
         n_layers = len(shape.layers)
@@ -146,71 +136,6 @@ def _unread(spec: ArchitectureSpec, shape: Hyperparameters) -> list[str]:
         if layer.mixer == "attention" and not layer.index_heads
         for name in ("q_proj", "k_proj", "q_norm", "k_norm")
     ]
-
-
-def _as_first_layer(
-    gguf: ModelTensors, spec: ArchitectureSpec, shape: Hyperparameters
-) -> ArchitectureSpec:
-    """The table for files whose layers have the norms and the network of the first."""
-    rules = tuple(
-        replace(rule, required=True) if "_norm" in rule.name else rule
-        for rule in spec.tensors
-        if rule.required
-        or "_norm" not in rule.name
-        or rule.name.replace("{layer}", "0") in gguf.tensors
-    )
-    up = gguf.tensors.get(UP_TENSOR)
-    if GATE_TENSOR in gguf.tensors:
-        network = (*blocks.FEED_FORWARD, *blocks.UNGATED_FEED_FORWARD_BIASES)
-    elif up is not None and up.rows == 2 * shape.layers[0].ffn_dim:
-        network = (*blocks.FUSED_FEED_FORWARD, blocks.UNGATED_FEED_FORWARD_BIASES[-1])
-    else:
-        network = (*blocks.UNGATED_FEED_FORWARD, *blocks.UNGATED_FEED_FORWARD_BIASES)
-        spec = replace(spec, activation="ungated_gelu")
-    return replace(spec, tensors=(*rules, *network))
-
-
-def _mark_dense(gguf: ModelTensors, shape: Hyperparameters) -> Hyperparameters:
-    """Layers that have no router are dense."""
-    widths = shape.feed_forward.dense_ffn_dims
-    layers = []
-    for i, layer in enumerate(shape.layers):
-        if ROUTER_TENSOR.format(layer=i) not in gguf.tensors:
-            layer = replace(layer, is_dense=True, ffn_dim=widths[i] if widths else layer.ffn_dim)
-        layers.append(layer)
-    return replace(shape, layers=tuple(layers))
-
-
-def _mark_sinks(
-    gguf: ModelTensors, shape: Hyperparameters, *, is_required: bool
-) -> Hyperparameters:
-    """Layers with attention have sinks, or only those that have a tensor of them."""
-    return replace(
-        shape,
-        layers=tuple(
-            replace(
-                layer,
-                has_sinks=layer.n_heads > 0
-                and (is_required or SINKS_TENSOR.format(layer=i) in gguf.tensors),
-            )
-            for i, layer in enumerate(shape.layers)
-        ),
-    )
-
-
-def _mark_head_norms(gguf: ModelTensors, shape: Hyperparameters) -> Hyperparameters:
-    """Layers of ARWKV without weights of norms of heads have none."""
-    return replace(
-        shape,
-        layers=tuple(
-            replace(
-                layer,
-                wkv_norms_heads=layer.has_shifted_network
-                or HEAD_NORM_TENSOR.format(layer=i) in gguf.tensors,
-            )
-            for i, layer in enumerate(shape.layers)
-        ),
-    )
 
 
 def _change_rope(
