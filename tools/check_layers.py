@@ -37,7 +37,7 @@ PYTHON_LAYERS = (
     ("models", "tokenizer", "attention", "isa", "cuda"),
     ("formats",),
     ("config", "model_config", "_core", "_kernels", "_recurrent_kernels", "_version"),
-    ("rope_config", "lora_config", "sampling_config", "_kernel_table"),
+    ("layer_config", "rope_config", "lora_config", "sampling_config", "_kernel_table"),
     ("option_fields", "sampler_names"),
     ("errors",),
 )

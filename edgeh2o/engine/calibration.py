@@ -22,7 +22,8 @@ from ..attention.headwise import HeadwiseConfig
 from ..runners.base import SessionShape
 
 if TYPE_CHECKING:
-    from ..model_config import DecoderConfig, LatentHeads, ModelConfig
+    from ..layer_config import LatentHeads
+    from ..model_config import DecoderConfig, ModelConfig
     from ..runners.native import NativeModel
     from .models import LoadedModel
 

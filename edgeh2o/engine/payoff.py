@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 from ..attention.base import SparseAttentionConfig
 from ..attention.headwise import HeadwiseConfig
 from ..attention.headwise_settings import DECODE_FROM, DECODES_ALL, NOT_MEASURED
-from ..model_config import DecoderConfig, LayerConfig
+from ..layer_config import LayerConfig
+from ..model_config import DecoderConfig
 from ..option_fields import MAX_CONTEXT
 
 if TYPE_CHECKING:

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..formats.model_tensors import ModelTensors
-    from ..model_config import DecoderConfig, LayerConfig
+    from ..layer_config import LayerConfig
+    from ..model_config import DecoderConfig
     from .hyperparameters import Hyperparameters
 
 MAX_WIDTH = 2**20

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ..formats.model_tensors import ModelTensors
-    from ..model_config import DecoderConfig, LayerConfig
+    from ..layer_config import LayerConfig
+    from ..model_config import DecoderConfig
 
 # The guesses are of the first ids, so many: those of a byte-pair encoding are in the order of its
 # merges, the most frequent first, and the whole output matrix is a quarter of Qwen3.5-2B (Zhao et

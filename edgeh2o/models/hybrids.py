@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..errors import FormatError
-from ..model_config import MAX_CONV_TAPS, LayerConfig
+from ..layer_config import MAX_CONV_TAPS, LayerConfig
 from .experts import MAX_WIDTH
 from .keys import ArchitectureKeys
 

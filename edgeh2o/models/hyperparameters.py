@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from ..errors import FormatError
 from ..formats.metadata import Metadata
-from ..model_config import LayerConfig, NgramConfig, own_layers
+from ..layer_config import LayerConfig, own_layers
+from ..model_config import NgramConfig
 from ..option_fields import MAX_CONTEXT
 from ..rope_config import RopeConfig
 from .experts import MAX_WIDTH, ExpertRule, FeedForwardSizes, read_feed_forward

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import FormatError
 from ..formats.metadata import quote
-from ..model_config import LatentHeads, LayerConfig
+from ..layer_config import LatentHeads, LayerConfig
 from .keys import ArchitectureKeys
 
 TYPES_KEY = "attention.indexer.types"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import FormatError
-from ..model_config import LatentHeads
+from ..layer_config import LatentHeads
 from .indexer import IndexRule
 from .keys import ArchitectureKeys
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..errors import FormatError
-from ..model_config import LayerConfig
+from ..layer_config import LayerConfig
 from .experts import NO_LIMITS, FeedForwardSizes
 from .hybrids import HybridRule, replace_attention
 from .keys import ArchitectureKeys

@@ -11,7 +11,8 @@ from dataclasses import replace
 from ..errors import FormatError
 from ..formats.gguf_header import TensorInfo
 from ..formats.metadata import quote
-from ..model_config import MAX_CONV_TAPS, LayerConfig, NgramConfig
+from ..layer_config import MAX_CONV_TAPS, LayerConfig
+from ..model_config import NgramConfig
 from .keys import ArchitectureKeys
 
 COUNT_KEY = "hyper_connection.count"

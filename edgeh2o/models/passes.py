@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import FormatError
 from ..formats.metadata import Metadata, quote
-from ..model_config import LayerConfig
+from ..layer_config import LayerConfig
 from .keys import ArchitectureKeys
 
 LOOPS_KEY, LOOP_NORM_KEY = "num_loops", "skip_loop_final_norm"

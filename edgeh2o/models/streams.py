@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from ..errors import FormatError
-from ..model_config import LayerConfig
+from ..layer_config import LayerConfig
 from .keys import ArchitectureKeys
 
 COUNT_KEY = "altup.num_inputs"

@@ -17,7 +17,7 @@ from ..formats.metadata import quote
 from .rope import half_split_row_order
 
 if TYPE_CHECKING:
-    from ..model_config import LayerConfig
+    from ..layer_config import LayerConfig
     from .hyperparameters import Hyperparameters
 
 VECTOR_TYPES = ("F32", "F16", "BF16")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..errors import FormatError
 from ..formats.metadata import Metadata, quote
-from ..model_config import LayerConfig, Xielu
+from ..layer_config import LayerConfig, Xielu
 
 # Without the architecture's name, as llama.cpp has them.
 _KEYS = ("xielu.alpha_p", "xielu.alpha_n", "xielu.beta", "xielu.eps")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..errors import FormatError
 from ..formats.metadata import quote
-from ..model_config import MAX_CONV_TAPS
+from ..layer_config import MAX_CONV_TAPS
 from .graph import OnnxGraph, attributes, describe_node, input_names
 from .messages import Node
 from .sites import CONVOLUTION, known_attributes, known_inputs

@@ -8,7 +8,8 @@ from typing import Any
 
 from .. import _core
 from ..errors import FormatError
-from ..model_config import DecoderConfig, LayerConfig
+from ..layer_config import LayerConfig
+from ..model_config import DecoderConfig
 
 
 # Sizes are asked for several times a request: 0.03 ms where 30 layers take 1.

@@ -23,7 +23,7 @@ from tests.engine.unknown_models import GREEDY, ONE_TOKEN, load, random_prompt, 
 from tests.tiny_models import TinyModelFactory
 
 if TYPE_CHECKING:
-    from edgeh2o.model_config import LatentHeads
+    from edgeh2o.layer_config import LatentHeads
 
 SMALL = HeadwiseConfig(budget=600)
 

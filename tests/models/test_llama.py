@@ -12,7 +12,8 @@ import pytest
 
 from edgeh2o.errors import FormatError
 from edgeh2o.formats.gguf import open_gguf
-from edgeh2o.model_config import DecoderConfig, LayerConfig
+from edgeh2o.layer_config import LayerConfig
+from edgeh2o.model_config import DecoderConfig
 from edgeh2o.models import (
     ArchitectureSpec,
     read_model,

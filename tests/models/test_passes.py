@@ -10,7 +10,8 @@ from gguf import GGUFWriter
 
 from edgeh2o.cli.main import main
 from edgeh2o.errors import FormatError
-from edgeh2o.model_config import DecoderConfig, own_layers
+from edgeh2o.layer_config import own_layers
+from edgeh2o.model_config import DecoderConfig
 from edgeh2o.runners.core_config import core_config
 from edgeh2o.runners.native import NativeModelFile
 from tests.models.tiny_file import changed_key, read, read_tiny, write_tiny
