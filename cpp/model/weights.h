@@ -145,6 +145,8 @@ struct LayerWeights {
   Linear ffn_output_gate;
 };
 
+struct SlotList;
+
 class Weights {
  public:
   // Where a tensor goes: a matrix or a vector, or several, which are kept column by column: of all rows, or
@@ -226,9 +228,8 @@ class Weights {
   // for an unknown name and a tensor that was not set.
   std::vector<float> dequantize(const std::string& name, size_t* rows, size_t* cols) const;
 
-  // Calls f(name, slot) for every tensor the decoder knows; the one list of them.
-  template <typename F>
-  void for_each_tensor(const F& f);
+  // Adds every tensor the decoder knows to `list`; the one place that names them, with list_mixer.
+  void list_tensors(const SlotList& list);
 
   // The tensor's place, by its name and shape. Throws std::invalid_argument for an unknown name or another
   // shape.
