@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from .events import Piece
@@ -77,10 +77,13 @@ class PartSequence:
     def _add(self, segment: Segment) -> Iterator[Step]:
         if segment.call is not None:
             self._blanks = ""
-            part = Part(len(self.parts), "call", call=segment.call, is_cut=segment.is_cut)
-            yield from self._begin(part)
-            yield from self._write("call", segment.call.arguments)
-            yield from self._end()
+            if not segment.goes_on:
+                call = replace(segment.call, arguments="")
+                yield from self._begin(Part(len(self.parts), "call", call=call))
+            if segment.call.arguments:
+                yield from self._write("call", segment.call.arguments)
+            if segment.ends_call:
+                yield from self._end_call(is_cut=segment.is_cut)
             return
         text = segment.text
         if segment.kind == "text":
@@ -103,6 +106,12 @@ class PartSequence:
         self.parts.append(part)
         self._open = part
         yield Step("begin", part)
+
+    def _end_call(self, *, is_cut: bool) -> Iterator[Step]:
+        part = self._open
+        assert part is not None and part.call is not None, "it is what has just been written"
+        part.is_cut, part.call = is_cut, replace(part.call, arguments=part.text)
+        yield from self._end()
 
     def _end(self) -> Iterator[Step]:
         if self._open is not None:

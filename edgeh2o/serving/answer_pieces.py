@@ -35,7 +35,7 @@ class AnswerPieces:
     ) -> None:
         self._tokenizer, self._parser = tokenizer, parser
         self._top, self._drawn, self._is_one_call = top, drawn, is_one_call
-        self._calls: list[Segment] = []
+        self._called: list[Segment] = []  # the ends of calls
         self._ids: list[int] = []
         self._records: list[TokenRecord | None] = []
         self._n_told = 0
@@ -47,9 +47,10 @@ class AnswerPieces:
         if chunk.finish_reason is not None:
             is_end = chunk.token_id in self._tokenizer.eog_ids
             segments += self._parser.finish(is_cut=not is_end)
-        self._calls += [segment for segment in segments if segment.call is not None]
-        if self.is_done:
-            del segments[segments.index(self._calls[0]) + 1 :], self._calls[1:]
+        ends = [i for i, segment in enumerate(segments) if segment.ends_call]
+        if self._is_one_call and ends:
+            del segments[ends[0] + 1 :], ends[1:]
+        self._called += [segments[i] for i in ends]
         self._records.append(self._record_of(chunk))
         self._ids.append(chunk.token_id)
         certain = range(self._n_told, chunk.certain_tokens)
@@ -67,12 +68,12 @@ class AnswerPieces:
     @property
     def is_done(self) -> bool:
         """Whether the answer ends here, whatever else is generated."""
-        return self._is_one_call and bool(self._calls)
+        return self._is_one_call and bool(self._called)
 
     @property
     def is_called(self) -> bool:
         """Whether the answer calls tools, the last of them with all its arguments."""
-        return bool(self._calls) and not self._calls[-1].is_cut
+        return bool(self._called) and not self._called[-1].is_cut
 
     def _record_of(self, chunk: GenerationChunk) -> TokenRecord | None:
         index = len(self._ids)

@@ -52,7 +52,7 @@ def _read_named(text: str, names: Sequence[str]) -> tuple[list[ToolCall], str]:
     calls: list[ToolCall] = []
     place = 0
     while (found := _NAME.match(text, place)) and text.startswith("{", found.end()):
-        _, end = json.JSONDecoder().raw_decode(text, found.end())
+        _, end = json.JSONDecoder(strict=False).raw_decode(text, found.end())
         written = {"name": found[1], "arguments": text[found.end() : end]}
         calls += _require(parse_calls(json.dumps(written), names))
         place = end

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from .._version import __version__
 from .answer_format import AnswerFormat, Chunk, describe_progress, timings
 from .events import Finished, Piece, Progress, TokenRecord
-from .segment import Segment
+from .segment import Segment, join_calls
+from .tools import ToolCall
 
 if TYPE_CHECKING:
     from ..engine.stats import GenerationStats
@@ -166,12 +167,13 @@ class ChatFormat(_OpenAIFormat):
             name = "content" if segment.kind == "text" else "reasoning_content"
             yield {name: segment.text}
             return
-        call, index = segment.call.to_dict(), self._n_calls
-        self._n_calls += 1
-        arguments = call["function"]["arguments"]
-        call["function"]["arguments"] = ""
-        yield {"tool_calls": [{"index": index, **call}]}
-        yield {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
+        if not segment.goes_on:
+            begun = ToolCall(segment.call.name, "").to_dict()
+            yield {"tool_calls": [{"index": self._n_calls, **begun}]}
+            self._n_calls += 1
+        if arguments := segment.call.arguments:
+            more = {"index": self._n_calls - 1, "function": {"arguments": arguments}}
+            yield {"tool_calls": [more]}
 
     def _last_choice(self, finish_reason: str) -> Mapping[str, Any]:
         return self._choice(delta={}, finish_reason=finish_reason)
@@ -179,7 +181,7 @@ class ChatFormat(_OpenAIFormat):
     def _whole_choice(
         self, segments: Sequence[Segment], records: Sequence[TokenRecord], finish_reason: str
     ) -> Mapping[str, Any]:
-        calls = [segment.call.to_dict() for segment in segments if segment.call is not None]
+        calls = [call.to_dict() for call in join_calls(segments)]
         text = _join(segments, "text")
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if thoughts := _join(segments, "reasoning"):

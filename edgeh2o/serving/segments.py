@@ -9,6 +9,7 @@ from .bare_calls import begins_call, may_begin_call, parse_bare_calls
 from .fenced_calls import FENCE, fence_of, may_be_call, may_be_fence, split_fence
 from .harmony import MESSAGE_BEGINS, HarmonyParser
 from .segment import Segment
+from .streamed_call import StreamedCalls, find_head, find_named_head
 from .tagged_calls import FUNCTION_ENDS, Schemas, may_become_tagged_call, parse_tagged_call
 from .tools import CALL_BEGINS, CALL_ENDS, ToolCall, may_become_call, parse_calls, parse_cut_call
 
@@ -17,6 +18,9 @@ THINKING_BEGINS, THINKING_ENDS = "<think>", "</think>"
 
 class AnswerParser:
     """Takes the pieces of an answer and gives segments as soon as they are certain.
+
+    What begins as a call with its name and goes on with a JSON object of arguments is one from
+    there on, whatever follows: its arguments come in pieces, and end where they are JSON no more.
 
     ``schemas`` are what may be called: JSON schemas of parameters by the names of functions. With
     ``is_call`` the whole answer is one call.
@@ -39,6 +43,9 @@ class AnswerParser:
         self._drops_newlines = False  # those between two parts
         self._harmony: HarmonyParser | None = None
         self._state = "text" if is_plain else "thinking" if is_thinking else "start"
+        self._streamed: StreamedCalls | None = None
+        self._place = ""  # the state in which those were found
+        self._opening = CALL_BEGINS  # "" once a call between the tags is told
 
     def push(self, piece: str) -> list[Segment]:
         """Adds a piece of the answer."""
@@ -59,6 +66,11 @@ class AnswerParser:
         if self._harmony is not None:
             return self._harmony.finish(is_cut=is_cut)
         held, self._held = self._held, ""
+        if self._streamed is not None:
+            segments = self._streamed.finish(is_cut=is_cut)
+            return segments + self._finish_behind(self._streamed.rest)
+        if self._state == "behind" or (self._state == "call" and not self._opening):
+            return self._finish_behind(held)
         if self._state == "fenced":
             return self._finish_fence(held, is_cut=is_cut)
         if self._is_call or self._state in ("json", "call"):
@@ -74,10 +86,16 @@ class AnswerParser:
                     return [Segment("call", call=cut, is_cut=True)]
                 if self._may_become_call(begun):
                     return []
-            prefix = CALL_BEGINS if self._state == "call" else ""
+            prefix = self._opening if self._state == "call" else ""
             return [Segment("text", prefix + held)] if held else []
         kind: Literal["text", "reasoning"] = "reasoning" if self._state == "thinking" else "text"
         return [Segment(kind, held)] if held else []
+
+    def _finish_behind(self, held: str) -> list[Segment]:
+        """What follows calls that were told, but for a part of what ends them."""
+        end = CALL_ENDS if self._place == "call" else FENCE if self._place == "fenced" else ""
+        is_end = _is_closed(held) or end.startswith(held.strip())
+        return [] if is_end else [Segment("text", held)]
 
     def _finish_fence(self, held: str, *, is_cut: bool) -> list[Segment]:
         """A fence that the answer did not end, or only a part of whose end is there."""
@@ -117,8 +135,10 @@ class AnswerParser:
 
     def _step(self, segments: list[Segment]) -> bool:
         """One step; whether there may be another."""
+        if self._streamed is not None:
+            return self._take_streamed(segments)
         if self._is_call:
-            return False
+            return self._state != "behind" and self._begin_streamed("forced")
         if self._drops_newlines:
             self._held = self._held.lstrip("\n")
             self._drops_newlines = not self._held
@@ -126,10 +146,14 @@ class AnswerParser:
             return self._begin(segments)
         if self._state == "thinking":
             return self._pass_until(THINKING_ENDS, "reasoning", "text", segments)
+        if self._state == "json":
+            return self._begin_streamed("json")
         if self._state == "call":
-            return self._take_call(segments)
+            return self._begin_streamed("call") or self._take_call(segments)
         if self._state == "fenced":
-            return self._take_fenced(segments)
+            return self._begin_streamed("fenced") or self._take_fenced(segments)
+        if self._state == "behind":
+            return self._end_fence()
         if self._state == "text" and self._names:
             return self._pass_until(CALL_BEGINS, "text", "call", segments)
         if self._state == "text" and self._held:
@@ -152,13 +176,57 @@ class AnswerParser:
             return False
         if self._names and (text.startswith(("{", "[")) or begins_call(text, self._names)):
             self._state = "json"
-            return False
+            return True
         if self._names and fence_of(text):
             self._held, self._state = text, "fenced"
             return True
         if may_begin_call(text, self._names) or (self._names and may_be_fence(text)):
             return False
         self._state = "text"
+        return True
+
+    def _begin_streamed(self, place: str) -> bool:
+        """Whether a call begins here whose arguments may be told in pieces."""
+        text = self._held
+        if place == "fenced":
+            text = text.removeprefix(fence_of(text))
+            if not may_be_call(text, self._names):
+                return False
+        bare = text.lstrip()
+        is_list = bare.startswith("[") and place != "forced"
+        is_bare = place == "json" and not bare.startswith(("[", "{"))
+        text = bare.removeprefix("[") if is_list else text
+        head = (find_named_head if is_bare else find_head)(text, self._names)
+        if head is None:
+            return False
+        name, begin = head
+        self._streamed = StreamedCalls(name, self._names, is_list=is_list, is_bare=is_bare)
+        self._held, self._place = text[begin:], place
+        return True
+
+    def _take_streamed(self, segments: list[Segment]) -> bool:
+        assert self._streamed is not None, "they have begun"
+        segments += self._streamed.push(self._held)
+        self._held = ""
+        if not self._streamed.is_done:
+            return False
+        self._held, self._streamed = self._streamed.rest, None
+        if self._place == "call":  # there may be more of them before the tag
+            self._state, self._opening = "call", ""
+        elif self._place in ("fenced", "forced"):
+            self._state = "behind"
+        else:
+            self._state, self._drops_newlines = "text", True
+        return True
+
+    def _end_fence(self) -> bool:
+        """What ends a fence behind its calls; anything else is text."""
+        after = self._held.lstrip()
+        if FENCE.startswith(after) and after != FENCE:
+            return False
+        if after.startswith(FENCE):
+            self._held = after.removeprefix(FENCE)
+        self._state, self._drops_newlines = "text", True
         return True
 
     def _take_fenced(self, segments: list[Segment]) -> bool:
@@ -200,9 +268,16 @@ class AnswerParser:
         if not found:
             return False
         calls = self._parse(inside)
+        is_behind = not self._opening and _is_closed(inside)
         if calls:
             segments += [Segment("call", call=call) for call in calls]
-        else:
-            segments.append(Segment("text", CALL_BEGINS + inside + CALL_ENDS))
-        self._held, self._state, self._drops_newlines = rest, "text", bool(calls)
+        elif not is_behind:
+            segments.append(Segment("text", self._opening + inside + CALL_ENDS))
+        self._held, self._state, self._opening = rest, "text", CALL_BEGINS
+        self._drops_newlines = bool(calls) or is_behind
         return True
+
+
+def _is_closed(text: str) -> bool:
+    """Whether nothing but ends of objects stands there."""
+    return not text.strip("} \t\r\n")

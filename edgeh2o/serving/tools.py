@@ -316,7 +316,7 @@ def parse_calls(text: str, names: Sequence[str]) -> list[ToolCall] | None:
     takes and writes, are no JSON.
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text, strict=False)  # line ends within a text become escapes
         calls = []
         for item in value if isinstance(value, list) else [value]:
             if not isinstance(item, dict) or item.get("name") not in names:

@@ -17,9 +17,10 @@ from edgeh2o.serving.anthropic_format import MessagesFormat
 from edgeh2o.serving.events import Finished, Piece, Progress
 from edgeh2o.serving.fields import Fields
 from edgeh2o.serving.responses_format import ResponsesFormat
-from edgeh2o.serving.segment import Segment
+from edgeh2o.serving.segment import Segment, join_calls
 from edgeh2o.serving.tools import ToolCall
 from tests.serving.answering import request_of
+from tests.serving.parsing import cut
 
 STATS = GenerationStats(
     model="m",
@@ -54,10 +55,24 @@ SEGMENTS = st.one_of(
         st.sampled_from(['{"a": 1}', "{}"]),
     ),
 )
+
+
+def in_pieces(segment: Segment, cuts: Sequence[int]) -> list[Segment]:
+    """A call whose arguments come in several segments; others as they are."""
+    if segment.call is None or not cuts:
+        return [segment]
+    pieces = [ToolCall(segment.call.name, text) for text in cut(segment.call.arguments, cuts)]
+    return [
+        Segment("call", call=call, is_open=call is not pieces[-1], goes_on=call is not pieces[0])
+        for call in pieces
+    ]
+
+
+GROUPS = st.builds(in_pieces, SEGMENTS, st.lists(st.integers(0, 8), max_size=2))
 PIECES = st.lists(
     st.builds(
         lambda segments, is_token: Piece(tuple(segments), None, 1 if is_token else None),
-        st.lists(SEGMENTS, max_size=3),
+        st.lists(GROUPS, max_size=3).map(lambda groups: [s for group in groups for s in group]),
         st.booleans(),
     ),
     max_size=6,
@@ -81,7 +96,7 @@ def test_parts_begin_and_end_one_after_the_other(pieces: list[Piece]) -> None:
         assert [step.what for step in of_part] == ["begin", *["add"] * (len(of_part) - 2), "end"]
         assert "".join(step.text for step in of_part) == parts[index].text
     segments = [segment for piece in pieces for segment in piece.segments]
-    calls = [segment.call for segment in segments if segment.call is not None]
+    calls = join_calls(segments)
     assert [part.call for part in parts if part.call is not None] == calls
     for kind in ("text", "reasoning"):
         written = "".join(segment.text for segment in segments if segment.kind == kind)
@@ -169,11 +184,11 @@ def test_the_events_of_a_response_make_it(pieces: list[Piece], reason: str) -> N
 
 
 def test_a_call_that_is_cut_is_not_complete() -> None:
-    cut = Segment("call", call=ToolCall("add", '{"a'), is_cut=True)
+    ended = Segment("call", call=ToolCall("add", '{"a'), is_cut=True)
     form = ResponsesFormat("m", request_of("x"), Fields({}))
-    events = events_of(form, [Piece((cut,))], Finished("length", STATS))
+    events = events_of(form, [Piece((ended,))], Finished("length", STATS))
     done = next(event for event in events if event["type"] == "response.output_item.done")
     assert (done["item"]["status"], done["item"]["arguments"]) == ("incomplete", '{"a')
     assert events[-1]["response"]["output"] == [done["item"]]
-    (block,) = MessagesFormat("m").whole([Piece((cut,))], Finished("length", STATS))["content"]
+    (block,) = MessagesFormat("m").whole([Piece((ended,))], Finished("length", STATS))["content"]
     assert (block["name"], block["input"]) == ("add", {})

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeh2o.serving.segment import Segment
-from edgeh2o.serving.segments import AnswerParser
 from edgeh2o.serving.tools import ToolCall
 
-from .parsing import segments_of
+from .parsing import parse_answer, segments_of
 
 THOUGHT = "<|channel|>analysis<|message|>hm <b><|end|>"
 TO_ADD = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>"
@@ -48,14 +47,13 @@ def test_pieces_do_not_matter(answer: str, cuts: list[int]) -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ('{"a": 1', Segment("call", call=ToolCall("add", '{"a": 1'), is_cut=True)),
+        ('{"a": 1', Segment("call", call=ToolCall("add", '{"a": '), is_cut=True)),
         ('{"a": 1}', Segment("call", call=ToolCall("add", '{"a": 1}'))),
+        ("", Segment("call", call=ToolCall("add", ""), is_cut=True)),
     ],
 )
 def test_a_call_that_is_cut_is_a_call(text: str, found: Segment) -> None:
-    parser = AnswerParser({"add": {}})
-    assert parser.push(TO_ADD + text) == []
-    assert parser.finish(is_cut=True) == [found]
+    assert parse_answer(TO_ADD + text, [len(TO_ADD)], is_cut=True) == [found]
 
 
 def test_raw_text_stays_as_it_is() -> None:

@@ -99,13 +99,9 @@ def test_a_call_its_result_and_the_answer(client: openai.OpenAI, choice: Any) ->
     assert call.type == "function_call" and call.name == "add"
     made, kinds = streamed(client, **options)
     assert items_of(made) == items_of(whole)
-    assert kinds[2:] == [
-        "output_item.added",
-        "function_call_arguments.delta",
-        "function_call_arguments.done",
-        "output_item.done",
-        "completed",
-    ]
+    ends = ["function_call_arguments.done", "output_item.done", "completed"]
+    assert kinds[2] == "output_item.added" and kinds[-3:] == ends
+    assert set(kinds[3:-3]) == {"function_call_arguments.delta"} and len(kinds) > 8
     arguments = made.output[0].parsed_arguments
     assert arguments["a"] in (1, 2, 3) and arguments["b"] in (4, 5)
     answers = []

@@ -22,7 +22,7 @@ from edgeh2o.serving.tools import (
     parse_calls,
     write_calls_as_text,
 )
-from tests.serving.parsing import SCHEMAS, segments_of
+from tests.serving.parsing import SCHEMAS, join_segments, parse_answer, segments_of
 from tests.tiny_models import TinyModelFactory
 
 CALL = '{"name": "add", "arguments": {"a": 1}}'
@@ -44,7 +44,7 @@ ANSWERS = {
     FENCED_TEXT: [("call", "add")],
     '```json\n{"name": "Bob"}\n```': [("text", '```json\n{"name": "Bob"}\n```')],
     "```python\nadd(1)\n```": [("text", "```python\nadd(1)\n```")],
-    f"```json\n{CALL} or\n```": [("text", f"```json\n{CALL} or\n```")],
+    f"```json\n{CALL} or\n```": [("call", "add"), ("text", " or\n```")],
     f"So:\n```json\n{CALL}\n```": [("text", f"So:\n```json\n{CALL}\n```")],
     '{"not": "a call"}': [("text", '{"not": "a call"}')],
     "<tool_call>nonsense</tool_call>": [("text", "<tool_call>nonsense</tool_call>")],
@@ -83,7 +83,8 @@ BEGUN = {
     '{"name": "add", "arguments"': "",
     '{"name": "add", "arguments": ': "",
     '{"name": "add", "arguments": {': "{",
-    '{"name": "add", "arguments": {"a": "x\n, ': '{"a": "x\n, ',
+    '{"name": "add", "arguments": {"a": "x\n, ': '{"a": "x\\n, ',
+    '{"name": "add", "arguments": {"a": 1': '{"a": ',
     '{"name": "add", "arguments": {"a": 1}': '{"a": 1}',
 }
 
@@ -92,19 +93,17 @@ BEGUN = {
 def test_a_call_that_is_cut_is_a_call(text: str) -> None:
     """What clients make of an answer that ends by max_tokens: a part of the arguments."""
     parser = AnswerParser(BOTH, is_call=True)
-    assert parser.push(text) == []
     expected = BEGUN[text]
-    found = parser.finish(is_cut=True)
+    found = join_segments([*parser.push(text), *parser.finish(is_cut=True)])
     if expected is None:
         assert found == []
     else:
         assert found == [Segment("call", call=ToolCall("add", expected), is_cut=True)]
     # Where it can be but one function, its name is known from the start.
     alone = AnswerParser(SCHEMAS, is_call=True)
-    alone.push(text)
     if '"sub"' not in text:
-        expected = expected or ""
-        assert alone.finish(is_cut=True)[0].call == ToolCall("add", expected)
+        found = join_segments([*alone.push(text), *alone.finish(is_cut=True)])
+        assert found[0].call == ToolCall("add", expected or "")
 
 
 @pytest.mark.parametrize(
@@ -113,16 +112,17 @@ def test_a_call_that_is_cut_is_a_call(text: str) -> None:
 @pytest.mark.parametrize("text", BEGUN)
 def test_a_call_of_the_models_own_that_is_cut_is_no_text(text: str, begin: str) -> None:
     parser = AnswerParser(BOTH)
-    shown = [s.text for s in [*parser.push(begin + text)] if s.call is None]
-    found = parser.finish(is_cut=True)
+    found = join_segments([*parser.push(begin + text), *parser.finish(is_cut=True)])
+    shown = [segment.text for segment in found if segment.call is None]
+    calls = [segment for segment in found if segment.call is not None]
     expected = BEGUN[text]
     if expected is not None:
-        assert found == [Segment("call", call=ToolCall("add", expected), is_cut=True)]
+        assert calls == [Segment("call", call=ToolCall("add", expected), is_cut=True)]
     elif '"sub"' in text or not begin + text:  # that is none of the tools
-        assert "".join([*shown, *(segment.text for segment in found)]) == begin + text
+        assert not calls and "".join(shown) == begin + text
         return
     else:
-        assert found == []
+        assert calls == []
     assert "".join(shown) == ("see\n" if begin.startswith("see") else "")
 
 
@@ -131,9 +131,9 @@ def test_other_texts_that_are_cut_stay() -> None:
         parser = AnswerParser(SCHEMAS)
         found = [*parser.push(text), *parser.finish(is_cut=True)]
         assert "".join(segment.text for segment in found) == text
-    parser = AnswerParser(SCHEMAS)
-    parser.push(f"[{CALL}, {CALL[:20]}")
-    assert parser.finish(is_cut=True)[0].call == ToolCall("add", '{"a": 1}')
+    found = parse_answer(f"[{CALL}, {CALL[:20]}", is_cut=True)
+    assert [segment.call for segment in found] == [ToolCall("add", '{"a": 1}'), ToolCall("add", "")]
+    assert [segment.is_cut for segment in found] == [False, True]
 
 
 @pytest.mark.parametrize("arguments", ['{"a": "\\ud83d"}', '"{\\"a\\": \\"\\ud83d\\"}"'])
