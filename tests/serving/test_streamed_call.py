@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeh2o.serving.segments import AnswerParser
@@ -35,6 +35,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
+@settings(max_examples=30)
 @given(cuts=st.lists(st.integers(0, 300), max_size=8))
 def test_pieces_make_the_arguments_of_the_whole(answer: str, cuts: list[int]) -> None:
     found = parse_answer(answer, cuts)
@@ -58,6 +59,7 @@ def test_they_come_as_they_are_written(answer: str) -> None:
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
+@settings(max_examples=30)
 @given(place=st.integers(0, 300), cuts=st.lists(st.integers(0, 300), max_size=4))
 def test_an_answer_that_is_cut_has_the_beginning(answer: str, place: int, cuts: list[int]) -> None:
     for is_cut in (True, False):
@@ -86,6 +88,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("answer", BROKEN)
+@settings(max_examples=30)
 @given(cuts=st.lists(st.integers(0, 80), max_size=4))
 def test_one_that_breaks_ends_there_and_the_rest_is_text(answer: str, cuts: list[int]) -> None:
     call, *texts = parse_answer(answer, cuts)
