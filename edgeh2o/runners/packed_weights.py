@@ -180,14 +180,18 @@ class KeptWeights:
     ) -> None:
         """Takes matrices into memory as long as there is room beside pages of the others.
 
-        Those that every token goes through: of experts the system keeps the ones asked for.
+        Those that every token goes through: of experts the system keeps the ones asked for, and
+        of embeddings that are no output matrix the rows.
         """
         if self._room is None:
             return
         left = self._room - max(PAGES_BYTES, self._room // PAGES_PART)
         held = []
+        has_output = any(each.name == "output.weight" for each in table.matrices)
+        output = "output.weight" if has_output else "token_embd.weight"
         for each in table.matrices:
-            if _is_in_every_call(each.name) and each.n_bytes <= left:
+            is_in_layer = each.name.startswith("blk.") and "_exps." not in each.name
+            if (is_in_layer or each.name == output) and each.n_bytes <= left:
                 held.append(each)
                 left -= each.n_bytes
         n_bytes, n_done = sum(each.n_bytes for each in held), 0
@@ -244,11 +248,6 @@ def _file_state(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return state.st_ino, state.st_size
-
-
-def _is_in_every_call(name: str) -> bool:
-    """Of matrices of layers; embeddings are looked up row by row."""
-    return (name.startswith("blk.") and "_exps." not in name) or name == "output.weight"
 
 
 def _warn(message: str) -> None:

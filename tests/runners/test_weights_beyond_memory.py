@@ -65,7 +65,19 @@ def test_experts_stay_in_the_file(tiny_model: TinyModelFactory, tmp_path: Path) 
     path = tiny_model(**MODELS["experts"])
     with NativeModelFile(path) as file:
         experts = sum(item.held_bytes for item in file._bindings if "_exps." in item.name)
-    assert _load(path, tmp_path, 0.99).mapped_weight_bytes > experts
+    assert _load(path, tmp_path, 0.99).mapped_weight_bytes >= experts
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_embeddings_are_taken_into_memory_as_output_matrix(
+    tiny_model: TinyModelFactory, tmp_path: Path, is_tied: bool
+) -> None:
+    path = tiny_model(tensor_type="F16", tied=is_tied, vocab_size=5000)
+    with NativeModelFile(path) as file:
+        n_bytes = {item.name: item.held_bytes for item in file._bindings}["token_embd.weight"]
+    mapped = _load(path, tmp_path, 0.85).mapped_weight_bytes
+    assert (mapped < n_bytes) is is_tied
+    assert mapped < 1.01 * n_bytes  # panels are filled up
 
 
 @pytest.mark.parametrize(("kept", "part"), [(False, 0.5), (True, 0.01)])
