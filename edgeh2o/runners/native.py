@@ -45,6 +45,8 @@ class NativeModelFile(GgufModelFile):
     ``packed_weights`` and ``lora`` are those of ``RuntimeConfig``, ``opened`` is that of the base.
     """
 
+    may_stay_on_disk = True  # weights, where packed_weights says so
+
     def __init__(
         self,
         path: Path,
@@ -178,11 +180,6 @@ class NativeModelFile(GgufModelFile):
             )
         assert isinstance(self._gguf, GgufFile)
         return own_drafting_layer(self._gguf, self.config)
-
-    @property
-    def may_stay_on_disk(self) -> bool:
-        """Whether ``packed_weights`` would let weights stay there."""
-        return type(self) is NativeModelFile
 
     def leave_on_disk(self, room: int) -> bool:
         """Whether weights beyond ``room`` bytes may stay in the file of packed ones; so be it then.

@@ -29,6 +29,8 @@ class SafetensorsModelFile(NativeModelFile):
     ``RuntimeConfig``. Raises as its base.
     """
 
+    may_stay_on_disk = False
+
     def __init__(
         self,
         path: Path,
