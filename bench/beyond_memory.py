@@ -8,7 +8,6 @@ the model file, and must not repack its weights, which would take memory for all
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -22,8 +21,8 @@ from pathlib import Path
 from edgeh2o.evaluation.reporting import format_samples, markdown_table
 
 from .errors import LlamaCppError
-from .llama_cpp import LlamaCpp
-from .prefill import contest_parser, parse_sizes
+from .llama_cpp import LlamaCpp, parse_bench
+from .prefill import contest_parser, parse_own_bench, parse_sizes
 from .reporting import existing_file, print_progress, run_script, write_report
 
 MIB = 2**20
@@ -113,11 +112,9 @@ def _contest(
         for round_number in range(args.r):
             print_progress(f"{model.name}: {test}, round {round_number + 1} of {args.r}")
             drop_pages([model, *folder.glob("*.packed")])
-            result = json.loads(_run([*own, *sizes], dict(os.environ), groups))
-            ours_tps.append(float(result["results"][0]["median_tps"]))
+            ours_tps.append(parse_own_bench(_run([*own, *sizes], dict(os.environ), groups)))
             drop_pages([model, *folder.glob("*.packed")])
-            result = json.loads(_run([*theirs, *sizes], peer.environment(), groups))
-            theirs_tps.append(float(result[0]["samples_ts"][0]))
+            theirs_tps.append(parse_bench(_run([*theirs, *sizes], peer.environment(), groups)))
         measurements.append(
             Measurement(
                 model=model.name,

@@ -219,7 +219,12 @@ def _run_own(
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:
         raise EdgeH2OError(f"edgeh2o bench failed\n{result.stderr.rstrip()}")
-    (record,) = json.loads(result.stdout)["results"]
+    return parse_own_bench(result.stdout)
+
+
+def parse_own_bench(stdout: str) -> float:
+    """Tokens/s from the JSON of ``edgeh2o bench`` with one test."""
+    (record,) = json.loads(stdout)["results"]
     return float(record["median_tps"])
 
 

@@ -12,7 +12,6 @@ CODESHELL = Family(
     has_norm_biases=True,
     is_ungated=True,
     qkv_biases=True,
-    has_joint_bias=True,
     has_output_biases=True,
     has_network_biases=True,
 )
@@ -165,7 +164,7 @@ FAMILIES: Mapping[str, Family] = {
         has_expert_scales=True,
         chooses_by_head=True,
     ),
-    "qwen": Family(fused_qkv=True, qkv_biases=True, has_joint_bias=True, has_joint_width=True),
+    "qwen": Family(fused_qkv=True, qkv_biases=True, has_joint_width=True),
     "bailingmoe2": Family(
         qk_norm="head",
         fused_qkv=True,
@@ -326,7 +325,6 @@ FAMILIES: Mapping[str, Family] = {
         is_ungated=True,
         fused_qkv=True,
         qkv_biases=True,
-        has_joint_bias=True,
         has_output_biases=True,
         has_network_biases=True,
     ),

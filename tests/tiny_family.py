@@ -47,7 +47,6 @@ class Family:
         has_layer_norm, has_norm_biases: norms are LayerNorm; norms of either kind have biases.
         has_norm_weights: norms have weights.
         has_parallel_norm: the network beside attention has a norm of its own, if there are two.
-        has_joint_bias: Q, K and V of one matrix have one vector of biases.
         has_network_biases: matrices of networks have biases.
         has_output_biases, has_logit_biases: the output of attention has a bias, and logits have.
         is_parallel: the feed-forward network has the normed input of attention.
@@ -138,7 +137,6 @@ class Family:
     has_norm_biases: bool = False
     has_norm_weights: bool = True
     has_parallel_norm: bool = False
-    has_joint_bias: bool = False
     has_network_biases: bool = False
     has_output_biases: bool = False
     has_logit_biases: bool = False

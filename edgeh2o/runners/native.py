@@ -134,8 +134,8 @@ class NativeModelFile(GgufModelFile):
         """
         core_model = self._new_core_model()
         self._set_ngram_rows(core_model)
-        kept = self._kept_weights()
-        is_mapped = kept is not None and kept.map_to(core_model, on_bytes)
+        kept = self._kept_weights(core_model)
+        is_mapped = kept is not None and kept.map_or_make(on_bytes)
         tokenizer = self._read_weights(
             core_model,
             check_tensors=check_tensors,
@@ -194,7 +194,7 @@ class NativeModelFile(GgufModelFile):
     def _new_core_model(self) -> _core.Model:
         return _core.Model(core_config(self.config))
 
-    def _kept_weights(self) -> KeptWeights | None:
+    def _kept_weights(self, core_model: _core.Model) -> KeptWeights | None:
         if self._packed_weights == PACKED_OFF:
             return None
         from .packed_weights import KeptWeights
@@ -202,6 +202,7 @@ class NativeModelFile(GgufModelFile):
         assert isinstance(self._gguf, GgufFile)
         return KeptWeights(
             self._packed_weights,
+            core_model,
             self._new_core_model,
             self._gguf,
             self._bindings,

@@ -50,7 +50,7 @@ class _UnreadableModel(Exception):
 class KeptWeights:
     """The packed matrices of a model that is being loaded, in the file that holds them.
 
-    ``new_model()`` makes an empty model of the same configuration. ``room`` is how many bytes of
+    ``new_model()`` makes another empty model like ``core_model``. ``room`` is how many bytes of
     weights memory holds, where that is not all of them: then some matrices are taken into memory,
     and the others are read whenever they are needed.
     """
@@ -58,20 +58,21 @@ class KeptWeights:
     def __init__(
         self,
         folder: str,
+        core_model: _core.Model,
         new_model: Callable[[], _core.Model],
         file: GgufFile,
         bindings: Sequence[TensorBinding],
         room: int | None = None,
     ) -> None:
-        self._folder, self._new_model, self._file, self._room = folder, new_model, file, room
-        core_model = new_model()
+        self._folder, self._file, self._room = folder, file, room
+        self._core_model, self._new_model = core_model, new_model
         names = _core.matrix_names(core_model)
         self._matrices = [item for item in bindings if item.name in names]
         self.vectors = [item for item in bindings if item.name not in names]
         self._layout = _core.packed_layout(core_model)
         self._key = self._make_key()
 
-    def map_to(self, core_model: _core.Model, on_bytes: OnBytes | None = None) -> bool:
+    def map_or_make(self, on_bytes: OnBytes | None = None) -> bool:
         """Maps all matrices, packed and written before unless they are there; else they are not.
 
         Another process that packs them is waited for, but no longer than that should take.
@@ -82,15 +83,15 @@ class KeptWeights:
         try:
             path = self._path
             before = _file_state(path)
-            if self._map(core_model, path, on_bytes):
+            if self._map(path, on_bytes):
                 return True
             seconds = WAIT_S + self._n_bytes / WAIT_RATE
             lock = path.with_suffix(LOCK_SUFFIX)
             with one_at_a_time(lock, seconds, lambda: _file_state(path) != before):
-                if _file_state(path) != before and self._map(core_model, path, on_bytes):
+                if _file_state(path) != before and self._map(path, on_bytes):
                     return True
                 self._write(path, on_bytes)
-            if not self._map(core_model, path, on_bytes):
+            if not self._map(path, on_bytes):
                 raise ResourceError(f"{path} cannot be used")
             return True
         except _UnreadableModel as error:
@@ -151,7 +152,7 @@ class KeptWeights:
             raise ResourceError(f"no memory for {n_bytes} bytes of weights") from None
         return core_model
 
-    def _map(self, core_model: _core.Model, path: Path, on_bytes: OnBytes | None) -> bool:
+    def _map(self, path: Path, on_bytes: OnBytes | None) -> bool:
         """Whether all matrices lie in the file now; else they are to be packed."""
         try:
             opened = open_packed(path)
@@ -161,8 +162,8 @@ class KeptWeights:
             try:
                 if table.key != self._key:
                     return False  # of what the model was before
-                self._map_table(core_model, path, descriptor, table)
-                self._hold(core_model, descriptor, table, on_bytes)
+                self._map_table(path, descriptor, table)
+                self._hold(descriptor, table, on_bytes)
             finally:
                 os.close(descriptor)
         except EdgeH2OError as error:
@@ -171,13 +172,7 @@ class KeptWeights:
         touch(path)
         return True
 
-    def _hold(
-        self,
-        core_model: _core.Model,
-        descriptor: int,
-        table: PackedTable,
-        on_bytes: OnBytes | None,
-    ) -> None:
+    def _hold(self, descriptor: int, table: PackedTable, on_bytes: OnBytes | None) -> None:
         """Takes matrices into memory as long as there is room beside pages of the others.
 
         Those that every token goes through: of experts the system keeps the ones asked for, and
@@ -197,7 +192,7 @@ class KeptWeights:
         n_bytes, n_done = sum(each.n_bytes for each in held), 0
         for each in held:
             try:
-                _core.hold_packed(core_model, each.name, descriptor, each.offset)
+                _core.hold_packed(self._core_model, each.name, descriptor, each.offset)
             except OSError as error:
                 raise unreadable(self._path, error) from None
             n_done += each.n_bytes
@@ -212,9 +207,7 @@ class KeptWeights:
     def _path(self) -> Path:
         return packed_path(packed_folder(self._folder), self._file.path, self._layout)
 
-    def _map_table(
-        self, core_model: _core.Model, path: Path, descriptor: int, table: PackedTable
-    ) -> None:
+    def _map_table(self, path: Path, descriptor: int, table: PackedTable) -> None:
         if [each.name for each in table.matrices] != [item.name for item in self._matrices]:
             raise FormatError(f"{path}: its matrices are not those of the model")
         places = [
@@ -222,7 +215,7 @@ class KeptWeights:
             for each, item in zip(table.matrices, self._matrices, strict=True)
         ]
         try:
-            _core.map_packed(core_model, descriptor, places, self._room is not None)
+            _core.map_packed(self._core_model, descriptor, places, self._room is not None)
         except ValueError as error:
             raise FormatError(f"{path}: {error}") from None
         except OSError as error:
