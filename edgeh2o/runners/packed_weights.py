@@ -36,8 +36,9 @@ LOCK_SUFFIX = ".lock"  # of the file beside, whose lock the process has that mak
 WAIT_S, WAIT_RATE = 2.0, 250e6
 PART_BYTES = 256 * 2**20  # of matrices that are packed before they are written
 TABLE_ROW_BYTES = 128  # about, of a matrix in the file's table, and what aligns it
-# Of memory that does not hold all weights, what is left to pages of the file: two layers' or so.
-PAGES_BYTES, PAGES_PART = 256 * 2**20, 8
+# Of memory that does not hold all weights, what is left to pages of the file: two layers' or so, and
+# what is asked for of experts (cpp/model/read_ahead.cc).
+PAGES_BYTES, EXPERT_PAGES_BYTES, PAGES_PART = 64 * 2**20, 256 * 2**20, 8
 
 
 class _UnreadableModel(Exception):
@@ -180,7 +181,9 @@ class KeptWeights:
         """
         if self._room is None:
             return
-        left = self._room - max(PAGES_BYTES, self._room // PAGES_PART)
+        has_experts = any("_exps." in each.name for each in table.matrices)
+        pages = EXPERT_PAGES_BYTES if has_experts else PAGES_BYTES
+        left = self._room - max(pages, self._room // PAGES_PART)
         held = []
         has_output = any(each.name == "output.weight" for each in table.matrices)
         output = "output.weight" if has_output else "token_embd.weight"

@@ -32,6 +32,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """As large models have: several parts, and pages that take little of the room."""
     monkeypatch.setattr(packed_weights, "PART_BYTES", 5000)
     monkeypatch.setattr(packed_weights, "PAGES_BYTES", 1000)
+    monkeypatch.setattr(packed_weights, "EXPERT_PAGES_BYTES", 1000)
 
 
 def _load(path: Path, folder: Path, part: float) -> NativeModel:
