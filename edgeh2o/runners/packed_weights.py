@@ -36,8 +36,8 @@ LOCK_SUFFIX = ".lock"  # of the file beside, whose lock the process has that mak
 WAIT_S, WAIT_RATE = 2.0, 250e6
 PART_BYTES = 256 * 2**20  # of matrices that are packed before they are written
 TABLE_ROW_BYTES = 128  # about, of a matrix in the file's table, and what aligns it
-# Of memory that does not hold all weights, what is left to pages of the file: two layers' or so, and
-# what is asked for of experts (cpp/model/read_ahead.cc).
+# Of memory that does not hold all weights, what is left to pages of the file: two layers' or so,
+# and what is asked for of experts (cpp/model/read_ahead.cc).
 PAGES_BYTES, EXPERT_PAGES_BYTES, PAGES_PART = 64 * 2**20, 256 * 2**20, 8
 
 
